@@ -131,6 +131,14 @@ impl Cgroup {
         micros.trim().parse::<f64>().ok().map(|micros| micros / 1e6)
     }
 
+    /// Removes the group if it has no process. True: the group is gone.
+    pub fn remove_if_empty(&self) -> bool {
+        match std::fs::remove_dir(&self.0) {
+            Ok(()) => true,
+            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
     /// Kills all members at once.
     pub fn kill(&self) -> bool {
         std::fs::write(self.0.join("cgroup.kill"), "1").is_ok()

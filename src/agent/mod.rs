@@ -24,8 +24,8 @@
 //!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]).
 //!
-//! Each launch has its own control group where possible ([`cgroup`]), so that its whole process tree is counted and can be
-//! killed. Resource limits are enforced by sampling ([`meter`], [`pools`]); health, version and configuration files are
+//! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
+//! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`], [`pools`]); health, version and configuration files are
 //! checked periodically ([`checks`]). An instance without limits and checks causes no periodic work. Orphaned descendants
 //! are reaped ([`reaper`]).
 //!
@@ -58,6 +58,7 @@ mod schedule;
 mod spawn;
 mod state;
 mod stream_clock;
+mod tree;
 mod user_files;
 mod worker_threads;
 

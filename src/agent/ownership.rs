@@ -14,7 +14,8 @@ use super::account::Account;
 use super::cgroup::Cgroup;
 use super::context::AgentContext;
 use super::process::{
-    LaunchedProcess, ProcessHandle, ProcessIdentity, launched_processes, parent, runs_program, uids,
+    LaunchedProcess, ProcessHandle, ProcessIdentity, is_before_exec, launched_processes, parent,
+    runs_program, uids,
 };
 use super::state::ProcessRun;
 use super::user_files::{FileWork, PidEntry, Rights};
@@ -121,6 +122,34 @@ pub async fn claim_launched(
     }
 }
 
+/// Claims the process that the pid file names, if it is one of these members of a process tree.
+pub async fn claim_member(
+    spec: &Spec,
+    rights: &Rights,
+    members: &[ProcessIdentity],
+) -> Result<ProcessHandle, String> {
+    let identity = pid_file_process(spec, rights).await.required()?;
+    if !members.contains(&identity) {
+        return Err(format!(
+            "process {} does not belong to the tree of the process that ended",
+            identity.pid
+        ));
+    }
+    refuse_user(identity.pid, rights.account())?;
+    claim_process(&identity)
+}
+
+/// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
+/// or a process of the launch's control group has yet to write the pid file.
+pub async fn may_still_start(spec: &Spec, rights: &Rights, group: Option<&Cgroup>) -> bool {
+    let members = group.map(Cgroup::processes).unwrap_or_default();
+    match rights.read_pid_file(&spec.identity.pid_path).await {
+        Ok(PidEntry::Pid(pid)) => is_before_exec(pid) || members.contains(&pid),
+        Ok(PidEntry::None(_)) => !members.is_empty(),
+        Err(_) => false,
+    }
+}
+
 /// The strength of a proof.
 enum ProofStrength {
     Proven(OwnershipProof),
@@ -160,11 +189,13 @@ fn prove_launch(
     let pid = identity.pid;
     refuse_user(pid, account)?;
     let in_group = |group: Option<&Cgroup>| group.is_some_and(|group| group.processes().contains(&pid));
-    if in_group(evidence.group) {
+    // A command that replaces the process runs in its launch: only a process that is younger than the command is new.
+    let replaced = evidence.replaces;
+    let is_new = replaced.is_none() || identity.started >= evidence.since;
+    if in_group(evidence.group) && is_new {
         return Ok(ProofStrength::Proven(OwnershipProof::Launch));
     }
-    let replaced = evidence.replaces;
-    if in_group(replaced.and_then(ProcessRun::group).as_ref()) && identity.started >= evidence.since {
+    if in_group(replaced.and_then(ProcessRun::group).as_ref()) && is_new {
         return Ok(ProofStrength::Proven(OwnershipProof::Replaced));
     }
     // Only root and the account's own processes can read the launch id. A process that dropped privileges needs another
@@ -173,10 +204,10 @@ fn prove_launch(
     let launch_id = LaunchedProcess::of(pid).map(|launched| launched.launch_id);
     let replaced_id = replaced.map(|run| run.incarnation.as_str()).filter(|id| !id.is_empty());
     match launch_id.as_deref() {
-        Some(id) if id == evidence.launch_id && own => {
+        Some(id) if id == evidence.launch_id && own && is_new => {
             return Ok(ProofStrength::Proven(OwnershipProof::Launch));
         }
-        Some(id) if Some(id) == replaced_id && own && identity.started >= evidence.since => {
+        Some(id) if Some(id) == replaced_id && own && is_new => {
             return Ok(ProofStrength::Proven(OwnershipProof::Replaced));
         }
         Some(id) if id != evidence.launch_id && Some(id) != replaced_id => {

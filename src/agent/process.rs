@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -36,13 +36,25 @@ pub fn boot_id() -> &'static str {
 }
 
 /// Fields of /proc/PID/stat. The name in parentheses may contain any bytes.
-struct Stat {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
     state: char,
-    parent: u32,
-    started: u64,
+    pub parent: u32,
+    pub session: u32,
+    flags: u32,
+    pub started: u64,
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+/// Flag of the kernel (`PF_FORKNOEXEC`): the process was forked and has not called `execve`.
+const FORKED_WITHOUT_EXEC: u32 = 0x40;
+
+impl Stat {
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+pub fn stat(pid: u32) -> Option<Stat> {
     // One read: the line is shorter than the buffer, and `read_to_string` would need several reads.
     let mut line = [0; 1024];
     let length = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
@@ -52,7 +64,20 @@ fn stat(pid: u32) -> Option<Stat> {
     let mut fields = rest.split(' ');
     let state = fields.next()?.chars().next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Stat { state, parent, started: fields.nth(17)?.parse().ok()? })
+    let session = fields.nth(1)?.parse().ok()?;
+    let flags = fields.nth(2)?.parse().ok()?;
+    Some(Stat { state, parent, session, flags, started: fields.nth(12)?.parse().ok()? })
+}
+
+/// Whether a process was forked and has not called `execve`: it may be about to run its program.
+pub fn is_before_exec(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| stat.flags & FORKED_WITHOUT_EXEC != 0 && !stat.has_ended())
+}
+
+/// The name of a process, as `ps` shows it.
+pub fn name(pid: u32) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).trim_end().to_owned()
 }
 
 pub fn parent(pid: u32) -> Option<u32> {
@@ -85,7 +110,7 @@ impl ProcessIdentity {
 
     /// Whether the pid still names this process, and the process is alive.
     pub fn is_current(&self) -> bool {
-        let same = |stat: Stat| stat.started == self.started && !matches!(stat.state, 'Z' | 'X');
+        let same = |stat: Stat| stat.started == self.started && !stat.has_ended();
         self.boot == boot_id() && stat(self.pid).is_some_and(same)
     }
 
@@ -99,6 +124,10 @@ impl ProcessIdentity {
 pub struct ProcessHandle {
     fd: AsyncFd<OwnedFd>,
     pub identity: ProcessIdentity,
+    /// The session of the process when the handle was opened.
+    pub session: u32,
+    /// The exit code, once the process has ended.
+    exit: OnceLock<Option<i32>>,
 }
 
 impl ProcessHandle {
@@ -112,12 +141,16 @@ impl ProcessHandle {
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
         // Checked after the open: only then does the pidfd pin the process whose start time is read.
         let stat = stat(identity.pid)?;
-        if stat.started != identity.started || matches!(stat.state, 'Z' | 'X') {
+        if stat.started != identity.started || stat.has_ended() {
             return None;
         }
-        let fd = register_fd(fd)?;
-        reaper::claim(identity.pid, identity.started)
-            .then(|| ProcessHandle { fd, identity: identity.clone() })
+        let (fd, session, exit) = (register_fd(fd)?, stat.session, OnceLock::new());
+        reaper::claim(identity.pid, identity.started).then(|| ProcessHandle {
+            fd,
+            identity: identity.clone(),
+            session,
+            exit,
+        })
     }
 
     /// Opens a handle on a claimed child of the agent that has not been reaped, so that its pid is not reused.
@@ -136,11 +169,15 @@ impl ProcessHandle {
             reaper::release_pid(pid);
             return None;
         };
-        Some(ProcessHandle { fd, identity })
+        // A launched process is the leader of its session.
+        Some(ProcessHandle { fd, identity, session: pid, exit: OnceLock::new() })
     }
 
-    /// Waits for the end of the process. Returns the exit code of a child of the agent; signal n is 128 + n.
+    /// Waits for the end of the process, and reaps it. Returns the exit code of a child of the agent; signal n is 128 + n.
     pub async fn wait_exit(&self) -> Option<i32> {
+        if let Some(code) = self.exit.get() {
+            return *code;
+        }
         // Without readiness events from the pidfd, poll for the end.
         if self.fd.readable().await.is_err() {
             while stat(self.identity.pid)
@@ -150,9 +187,25 @@ impl ProcessHandle {
             }
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
-        let status =
-            waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
-        status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
+        let status = waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten();
+        let code = status.and_then(|status| {
+            status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
+        });
+        *self.exit.get_or_init(|| code)
+    }
+
+    /// Does the work, and reaps the process as soon as it ends: a script that waits with `kill -0` sees a process that was
+    /// not reaped as running.
+    pub async fn reaping<T>(&self, work: impl Future<Output = T>) -> T {
+        let reap = async {
+            self.wait_exit().await;
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = reap => match never {},
+        }
     }
 
     /// Duplicates a descriptor of the process. Opens no file and follows no path.
@@ -265,7 +318,7 @@ impl LaunchedProcess {
         };
         let launch_id = value(b"ABIDE_INCARNATION=")?;
         let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
-        let stat = stat(pid).filter(|stat| !matches!(stat.state, 'Z' | 'X'))?;
+        let stat = stat(pid).filter(|stat| !stat.has_ended())?;
         let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
         Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
     }

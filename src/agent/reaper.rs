@@ -125,6 +125,12 @@ fn reap_orphans(skip_held: bool) -> bool {
     false
 }
 
+/// Whether a running child of this process is held by no instance: an orphan of a launch.
+pub fn has_orphans() -> bool {
+    let is_running = |pid: u32| super::process::stat(pid).is_some_and(|stat| !stat.has_ended());
+    children().into_iter().any(|pid| !is_pid_claimed(pid) && is_running(pid))
+}
+
 fn is_pid_claimed(pid: u32) -> bool {
     claimed().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
 }

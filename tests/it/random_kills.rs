@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::support::until;
-use crate::system::System;
+use crate::system::{System, is_alive, processes};
 
 const ROUNDS: usize = 5;
 
@@ -21,6 +21,7 @@ enum Kind {
     OneShot,
     Restarted,
     RestartedDaemon,
+    RestartedTree,
     Reloaded,
 }
 
@@ -36,6 +37,7 @@ impl Subject {
                 spec
             }
             Kind::Restarted => system.spec(name, &format!("{counts}; exec sleep 1000")),
+            Kind::RestartedTree => system.spec(name, &format!("{counts}; sleep 1000 & exec sleep 1000")),
             Kind::RestartedDaemon => {
                 let pid_path = system.path(&format!("run/{name}.pid"));
                 let mut spec = system.spec(name, "");
@@ -56,8 +58,8 @@ impl Subject {
     fn op(&self, round: usize) -> i64 {
         match self.kind {
             Kind::OneShot => 0,
-            Kind::Restarted | Kind::RestartedDaemon if round == 0 => 0,
-            Kind::Restarted | Kind::RestartedDaemon => 7,
+            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree if round == 0 => 0,
+            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree => 7,
             Kind::Reloaded if round == 0 => 0,
             Kind::Reloaded => 8,
         }
@@ -77,9 +79,9 @@ fn operations_take_effect_once_though_the_agent_is_killed_at_random() {
         (mixed ^ (mixed >> 27)) % below
     };
     let mut system = System::new();
-    let kinds = [Kind::OneShot, Kind::Restarted, Kind::RestartedDaemon, Kind::Reloaded];
+    let kinds = [Kind::OneShot, Kind::Restarted, Kind::RestartedDaemon, Kind::RestartedTree, Kind::Reloaded];
     let subjects: Vec<Subject> =
-        (0..12).map(|nth| Subject { name: format!("p{nth}"), kind: kinds[nth % kinds.len()] }).collect();
+        (0..15).map(|nth| Subject { name: format!("p{nth}"), kind: kinds[nth % kinds.len()] }).collect();
     for round in 0..=rounds {
         let begin = |subject: &Subject| {
             let Subject { name, .. } = subject;
@@ -109,8 +111,23 @@ fn operations_take_effect_once_though_the_agent_is_killed_at_random() {
                 let first = subject.kind == Kind::Reloaded && round == 0;
                 assert!(first || unknown, "{told}\n{}", system.log());
             }
+            if subject.kind == Kind::RestartedTree {
+                until(&format!("one tree: {told}"), || tree_of(&system, &subject.name) == 2);
+            }
         }
     }
+}
+
+/// Live processes of an instance of this test.
+fn tree_of(system: &System, name: &str) -> usize {
+    let mark = format!("ABIDE_INSTANCE=0:127.0.0.1:web:{name}");
+    let is_one = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+        let is_marked = environment.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes());
+        is_marked && cwd.starts_with(system.folder.path()) && is_alive(*pid)
+    };
+    processes().iter().filter(|pid| is_one(pid)).count()
 }
 
 fn seed_of_now() -> u64 {

@@ -150,13 +150,12 @@ impl System {
 
 impl Drop for System {
     fn drop(&mut self) {
-        // Nothing stays behind: whatever carries our marks goes.
+        // Nothing stays behind: whatever runs in the folder goes. Some daemons overwrite their environment.
         self.kill_agent();
         let mark = self.folder.path().display().to_string();
         for pid in processes() {
-            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-            if cwd.starts_with(&mark) && String::from_utf8_lossy(&environment).contains("ABIDE_INSTANCE") {
+            if cwd.starts_with(&mark) && pid != std::process::id() {
                 kill(pid, "KILL");
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use super::handover::may_wait;
 use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
@@ -108,13 +109,13 @@ impl InstanceTask {
         }
         drop(permit);
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
+        let begun = tokio::time::Instant::now();
         loop {
             let why = match ownership::claim_launched(spec, rights, &evidence).await {
                 Ok((handle, _)) => return Ok(handle),
                 Err(why) => why,
             };
-            if tokio::time::Instant::now() >= until {
+            if !may_wait(spec, rights, &evidence, begun, Duration::from_secs(secs.into())).await {
                 return Err((RowCode::CHECK_FAILED, format!("process did not start: {why}")));
             }
             tokio::time::sleep(POLL_INTERVAL).await;

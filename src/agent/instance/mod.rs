@@ -3,7 +3,8 @@
 //! Operations on an instance run one after the other and never overlap. Between them the task waits for the process to
 //! end, or for a timer. An intent is in the store before its effect; a result is in the store before it is reported.
 //!
-//! - [`operations`]: the operations of GSE. [`launch`] starts processes, [`commands`] runs the commands of a spec.
+//! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec.
+//! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
 //! - [`monitor`]: resource usage, health, version and files of a running process.
 //! - [`restart`]: relaunches and scheduled runs.
@@ -12,6 +13,8 @@
 
 mod adoption;
 mod commands;
+mod ending;
+mod handover;
 mod launch;
 mod monitor;
 mod operations;
@@ -183,7 +186,8 @@ impl InstanceTask {
             // Report first: the operation may take long.
             self.report();
             Box::pin(self.resume(*resumption)).await;
-        } else if self.handle.is_none() && self.state.run.is_some() {
+        }
+        if self.handle.is_none() && self.state.run.is_some() {
             Box::pin(self.handle_exit(None)).await;
         }
         Box::pin(self.relaunch_if_due()).await;
@@ -258,7 +262,11 @@ impl InstanceTask {
                 if changed > self.state.changed {
                     (self.state.given, self.state.changed) = (given, changed);
                     self.next = None;
+                    let is_live = self.register_live();
                     self.write(None).await;
+                    if is_live {
+                        self.report();
+                    }
                 }
             }
             InstanceCommand::Op(request) => {

@@ -11,6 +11,7 @@ use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, R
 use crate::agent::schedule::Schedule;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
+use crate::failpoint;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Time};
 
@@ -57,6 +58,13 @@ impl InstanceTask {
 
     /// Handles the end of a process that no operation stopped.
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
+        if !self.is_tree_gone() {
+            if self.take_over_after_exit().await {
+                return;
+            }
+            self.end_tree().await;
+            failpoint::point("tree-ended");
+        }
         let up_ms = match self.launched {
             Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
             None => clock::now().0.saturating_sub(self.state.started),

@@ -92,10 +92,20 @@ impl InstanceTask {
         let run = self.state.run.as_ref().filter(|_| self.handle.is_none())?;
         let (by, live) = (run.by.clone(), run.live.clone());
         let resident = live.spec.monitor.auto_type == AutoType::Resident;
+        let launched = by.as_deref() == Some(request.op_id.as_str());
+        // The operation itself ends the tree, or takes over a process of it: its command may still run there.
+        let ends_tree = match request.op {
+            AgentOp::Stop | AgentOp::Kill | AgentOp::Restart | AgentOp::Reload => !launched,
+            AgentOp::Start | AgentOp::Status | AgentOp::Host | AgentOp::Unhost | AgentOp::Rename { .. } => {
+                false
+            }
+        };
+        if ends_tree {
+            return None;
+        }
         self.record_exit(None).await;
         self.state.message = "ended while the agent was restarted".to_owned();
         self.record_unknown_run(&live, by.clone());
-        let launched = by.as_deref() == Some(request.op_id.as_str());
         match request.op {
             AgentOp::Start | AgentOp::Restart if launched && resident => {
                 let code =

@@ -1,0 +1,275 @@
+//! End of a process and of its tree: the operations stop and kill, and what is left of a process that ended by itself.
+//!
+//! The tree of a launch is the unit: a stop is complete when no process of it is left, and a relaunch begins only then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use super::{InstanceTask, Monitors, OpReply, done, failed};
+use crate::agent::cgroup::Cgroup;
+use crate::agent::exit_record::{command_id, kill_group};
+use crate::agent::process::{ProcessHandle, name};
+use crate::agent::reaper;
+use crate::agent::restart_policy::RestartSeries;
+use crate::agent::spawn::CommandExit;
+use crate::agent::state::ProcessRun;
+use crate::agent::tree::{KILL_TIMEOUT, KilledProcesses, ProcessTree};
+use crate::agent_protocol::OwnedSpec;
+use crate::clock;
+use crate::failpoint;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Effect, Monitor, StartMode, difference};
+
+/// Default wait for a stop, in seconds.
+const STOP_SECS: u32 = 10;
+
+impl InstanceTask {
+    pub(super) async fn stop(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
+        let owned = self.spec_for_stop(owned);
+        self.stop_by_operation(&owned, owned.spec.control.stop_cmd.as_deref(), Signal::TERM, op_id).await
+    }
+
+    pub(super) async fn kill(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
+        let owned = self.spec_for_stop(owned);
+        self.stop_by_operation(&owned, owned.spec.control.kill_cmd.as_deref(), Signal::KILL, op_id).await
+    }
+
+    /// The spec whose commands stop the process: while a restart is pending, the one of the program that runs.
+    fn spec_for_stop(&self, sent: &OwnedSpec) -> OwnedSpec {
+        let Some(run) = &self.state.run else { return sent.clone() };
+        let live = (&*run.live.spec, run.live.revision);
+        match difference(live, (&sent.spec, sent.revision)) >= Effect::Restart {
+            true => run.live.clone(),
+            false => sent.clone(),
+        }
+    }
+
+    /// Whether this operation already stopped the process, under an agent that was killed since.
+    pub(super) fn ended_by(&self, op_id: Option<&str>) -> bool {
+        !self.is_running() && op_id.is_some() && self.state.ending.as_deref() == op_id
+    }
+
+    /// Stops the process and its supervision. Supervision is restored if the stop fails.
+    async fn stop_by_operation(
+        &mut self,
+        owned: &OwnedSpec,
+        command: Option<&str>,
+        signal: Signal,
+        op_id: &str,
+    ) -> OpReply {
+        if self.ended_by(Some(op_id)) {
+            return stopped(&self.finish_interrupted_stop(op_id).await);
+        }
+        if !self.is_running() {
+            return self.not_running(owned).await;
+        }
+        // Written before the signal: if this agent is killed in between, the next one must not relaunch the process.
+        let hosted = self.operation.as_ref().map_or(self.state.hosted, |operation| operation.0.hosted);
+        self.state.hosted = false;
+        self.series = RestartSeries::default();
+        self.state.ending = Some(op_id.to_owned());
+        // A failed write (full disk) does not prevent the stop: stopping twice is harmless.
+        let pending = self.pending();
+        let _ = self.write_with(None, pending).await;
+        failpoint::point("unguarded");
+        let reply = self.stop_process(owned, command, signal, Some(op_id)).await;
+        if reply.0 != RowCode::DONE && self.is_running() {
+            self.state.hosted = hosted;
+        }
+        reply
+    }
+
+    /// Stops the process by its command, or by a signal and, after the wait, by SIGKILL; then ends the rest of its tree.
+    pub(super) async fn stop_process(
+        &mut self,
+        owned: &OwnedSpec,
+        command: Option<&str>,
+        signal: Signal,
+        op_id: Option<&str>,
+    ) -> OpReply {
+        let secs = owned.spec.monitor.stop_check_secs.unwrap_or(STOP_SECS);
+        let wait = Duration::from_secs(secs.into());
+        let Some(handle) = self.handle.take() else { return done() };
+        let tree = self.tree(Some(&handle));
+        let mut begun = Instant::now();
+        let mut killed = KilledProcesses::default();
+        let ended = match command {
+            Some(command) => {
+                let failure = handle.reaping(self.run_stop_command(owned, command, op_id)).await;
+                begun = Instant::now();
+                timeout(wait, handle.wait_exit()).await.map_err(|_| match failure {
+                    Some(failure) => failed(failure),
+                    None => (RowCode::CHECK_FAILED, format!("stop: process is still alive after {secs} s")),
+                })
+            }
+            None => end_by_signal(&handle, tree.as_ref(), signal, wait, &mut killed).await,
+        };
+        let code = match ended {
+            Ok(code) => code,
+            Err(reply) => {
+                self.handle = Some(handle);
+                return reply;
+            }
+        };
+        failpoint::point("main-ended");
+        if let Some(tree) = tree {
+            // A killed process had its time already.
+            let grace = if killed.is_empty() && signal != Signal::KILL { wait } else { Duration::ZERO };
+            killed.extend(tree.end(grace.saturating_sub(begun.elapsed())).await);
+        }
+        self.handle = Some(handle);
+        self.record_exit(code).await;
+        stopped(&killed)
+    }
+
+    /// Runs a stop or kill command in the launch of the process. Returns the reason of a failure.
+    async fn run_stop_command(
+        &mut self,
+        owned: &OwnedSpec,
+        command: &str,
+        op_id: Option<&str>,
+    ) -> Option<String> {
+        let record = op_id.map(|op_id| command_id(op_id, "stop"));
+        let launch = self.own_launch();
+        let launch = launch.as_ref().map(|(launch_id, group)| (launch_id.as_str(), group.clone()));
+        match self.command(&owned.spec, command, record, launch).await {
+            Err(why) => Some(why),
+            Ok(CommandExit::Success) => None,
+            Ok(CommandExit::Failure(code, output)) => {
+                Some(format!("stop: the command ended with {code}: {output}"))
+            }
+            Ok(CommandExit::TimedOut(output)) => Some(format!("stop: the command timed out: {output}")),
+        }
+    }
+
+    /// Completes a stop whose process ended while no agent ran: waits for its command, and ends the rest of the tree.
+    pub(super) async fn finish_interrupted_stop(&mut self, op_id: &str) -> KilledProcesses {
+        let Some(run) = &self.state.run else { return KilledProcesses::default() };
+        let secs = run.live.spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
+        if let Some(shell) = self.shared.exits.shell(&command_id(op_id, "stop"))
+            && timeout(Duration::from_secs(secs.into()), shell.wait_exit()).await.is_err()
+        {
+            kill_group(&shell);
+        }
+        let killed = self.end_tree().await;
+        self.record_exit(None).await;
+        killed
+    }
+
+    /// Launch id and control group of the process, in which its commands run: their descendants belong to its tree.
+    /// `None`: the agent did not launch the process.
+    pub(super) fn own_launch(&self) -> Option<(String, Option<Cgroup>)> {
+        let run = self.state.run.as_ref().filter(|run| !run.incarnation.is_empty())?;
+        Some((run.incarnation.clone(), run.group()))
+    }
+
+    /// The tree of the process.
+    pub(super) fn tree(&self, held: Option<&ProcessHandle>) -> Option<ProcessTree> {
+        let run = self.state.run.as_ref()?;
+        // The account is looked up only where the environment of processes is read.
+        let rights = run.group.is_none().then(|| self.shared.rights_of(&run.live.spec));
+        let uid = rights.and_then(Result::ok).map(|rights| rights.account().uid());
+        Some(ProcessTree::of(run, held, uid))
+    }
+
+    /// Whether nothing of the tree is left after the end of its main process. Cheap: one system call with a control group.
+    pub(super) fn is_tree_gone(&self) -> bool {
+        let Some(run) = &self.state.run else { return true };
+        match run.group() {
+            Some(group) => group.remove_if_empty(),
+            // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
+            None => run.incarnation.is_empty() || self.launched.is_some() && !reaper::has_orphans(),
+        }
+    }
+
+    /// Kills what is left of the tree after the end of its main process.
+    pub(super) async fn end_tree(&mut self) -> KilledProcesses {
+        if self.is_tree_gone() {
+            return KilledProcesses::default();
+        }
+        let Some(tree) = self.tree(self.handle.as_ref()) else { return KilledProcesses::default() };
+        let killed = tree.end(Duration::ZERO).await;
+        if !killed.is_empty() {
+            warn!(instance = %self.key, "process ended, and {killed}");
+        }
+        killed
+    }
+
+    /// Records the end of the process, after what is left of its tree was killed, and removes its pid file.
+    pub(super) async fn record_exit(&mut self, code: Option<i32>) {
+        self.end_tree().await;
+        self.clear_process(code);
+        self.remove_old_pid_file().await;
+    }
+
+    /// Removes the pid file of an ended foreground process, if the file still names that process.
+    pub(super) async fn remove_old_pid_file(&mut self) {
+        let Some((spec, pid)) = self.old_pid_file.take() else { return };
+        if let Ok(rights) = self.shared.rights_of(&spec) {
+            rights.remove_pid_file(&spec.identity.pid_path, pid).await;
+        }
+    }
+
+    /// Records the end of the process. The caller removes the pid file: a relaunch replaces it without waiting for that.
+    pub(super) fn clear_process(&mut self, code: Option<i32>) {
+        let recorded = |run: &ProcessRun| self.shared.exits.code(&run.incarnation);
+        let code = code.or_else(|| self.state.run.as_ref().and_then(recorded));
+        if let Some(run) = self.state.run.take() {
+            // Deleted only after the state is written: an agent that is killed before that reads the record again.
+            self.records.extend(Some(run.incarnation.clone()).filter(|id| !id.is_empty()));
+            let spec = &run.live.spec;
+            let ends = spec.monitor.auto_type != AutoType::Resident;
+            let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
+            self.old_pid_file = foreground.then(|| (Arc::clone(spec), run.identity.pid));
+        }
+        self.shared.pools.forget(&self.key);
+        (self.handle, self.output, *self.monitors) = (None, None, Monitors::default());
+        (self.state.exit, self.state.since) = (code, clock::now().0);
+    }
+}
+
+/// The reply of a stop: names the processes that had to be killed.
+fn stopped(killed: &KilledProcesses) -> OpReply {
+    let (code, message) = done();
+    match killed.is_empty() {
+        true => (code, message),
+        false => (code, format!("{message}; {killed}")),
+    }
+}
+
+/// Signals the main process and waits for its end. If it does not end in time, the whole tree is killed.
+async fn end_by_signal(
+    handle: &ProcessHandle,
+    tree: Option<&ProcessTree>,
+    signal: Signal,
+    wait: Duration,
+    killed: &mut KilledProcesses,
+) -> Result<Option<i32>, OpReply> {
+    if signal == Signal::KILL {
+        killed.extend(kill_tree(handle, tree).await);
+    }
+    let _ = handle.signal(signal);
+    failpoint::point("signalled");
+    if let Ok(code) = timeout(wait, handle.wait_exit()).await {
+        return Ok(code);
+    }
+    let (pid, of_main) = (handle.identity.pid, name(handle.identity.pid));
+    killed.extend(kill_tree(handle, tree).await);
+    killed.add(pid, of_main);
+    let _ = handle.signal(Signal::KILL);
+    let still_alive = (RowCode::CHECK_FAILED, "stop: process is still alive after SIGKILL".to_owned());
+    timeout(KILL_TIMEOUT, handle.wait_exit()).await.map_err(|_| still_alive)
+}
+
+/// Kills the members of a tree. The main process is stopped first, so that it does not replace them.
+async fn kill_tree(handle: &ProcessHandle, tree: Option<&ProcessTree>) -> KilledProcesses {
+    let _ = handle.signal(Signal::STOP);
+    match tree {
+        Some(tree) => tree.kill().await,
+        None => KilledProcesses::default(),
+    }
+}

@@ -1,0 +1,336 @@
+//! Handover: a command, or the process itself, replaces the main process by another one of the same tree.
+//!
+//! A reload_cmd or restart_cmd may start a successor (`haproxy -sf`, a binary upgrade of nginx). The pid file names it, and
+//! it is taken over with proof: the launch's control group, descent from a command of the instance, or the launch id. The
+//! old process may drain inside the tree. A main process that ends is replaced the same way, before supervision
+//! relaunches: it never starts a second one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::info;
+
+use super::operations::POLL_INTERVAL;
+use super::{InstanceTask, OpReply, done, failed};
+use crate::agent::cgroup::Cgroup;
+use crate::agent::exit_record::command_id;
+use crate::agent::ownership::{self, LaunchEvidence, OwnershipProof};
+use crate::agent::process::ProcessHandle;
+use crate::agent::spawn::CommandExit;
+use crate::agent::state::ProcessRun;
+use crate::agent::user_files::Rights;
+use crate::agent_protocol::OwnedSpec;
+use crate::clock;
+use crate::failpoint;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Field, Monitor, Spec, live_after_registration};
+
+/// Maximum wait for a process of the launch that has not called `execve` or written its pid file, beyond the start check.
+pub(super) const START_GRACE: Duration = Duration::from_secs(2);
+
+/// The launch that a command of the instance belongs to.
+struct CommandContext {
+    launch_id: String,
+    group: Option<Cgroup>,
+    /// The group was created for this command.
+    is_new: bool,
+    since: u64,
+    replaces: Option<ProcessRun>,
+}
+
+impl CommandContext {
+    fn evidence(&self) -> LaunchEvidence<'_> {
+        LaunchEvidence {
+            launch_id: &self.launch_id,
+            group: self.group.as_ref(),
+            since: self.since,
+            replaces: self.replaces.as_ref(),
+        }
+    }
+}
+
+impl InstanceTask {
+    /// The launch in which a command of the operation runs: the launch of the process or, for a process that the agent did
+    /// not launch, a new one.
+    fn command_context(&self, spec: &Spec) -> CommandContext {
+        let (new_id, since) = self.launch_of_operation();
+        let groups = &self.shared.groups;
+        let is_new = self.own_launch().is_none();
+        let (launch_id, group) = self.own_launch().unwrap_or_else(|| {
+            let group = groups.make(&new_id, &spec.resource);
+            (new_id, group)
+        });
+        CommandContext { launch_id, group, is_new, since, replaces: self.state.run.clone() }
+    }
+
+    /// Runs a command that may replace the main process, which is reaped when it ends.
+    async fn run_replacing_command(
+        &mut self,
+        owned: &OwnedSpec,
+        command: &str,
+        record: Option<String>,
+        context: &CommandContext,
+    ) -> Result<CommandExit, String> {
+        let launch = Some((context.launch_id.as_str(), context.group.clone()));
+        let Some(handle) = self.handle.take() else {
+            return self.command(&owned.spec, command, record, launch).await;
+        };
+        let ended = handle.reaping(self.command(&owned.spec, command, record, launch)).await;
+        self.handle = Some(handle);
+        ended
+    }
+
+    /// Restarts a daemon by its restart_cmd, which replaces the process.
+    pub(super) async fn restart_with_command(
+        &mut self,
+        owned: &OwnedSpec,
+        command: &str,
+        op_id: Option<&str>,
+    ) -> OpReply {
+        let rights = match self.shared.rights_of(&owned.spec) {
+            Ok(rights) => rights,
+            Err(why) => return failed(why),
+        };
+        self.state.ending = op_id.map(str::to_owned);
+        if let Err(reply) = self.write_pending().await {
+            return reply;
+        }
+        let context = self.command_context(&owned.spec);
+        let record = op_id.map(|op_id| command_id(op_id, "restart"));
+        let reply = self.replace_with_command(owned, command, record, &rights, &context).await;
+        // Removes an unused group. A process that a failed command left in it does not belong to the instance.
+        let is_used = self.state.run.as_ref().is_some_and(|run| run.incarnation == context.launch_id);
+        context.group.into_iter().filter(|_| context.is_new && !is_used).for_each(Cgroup::clear);
+        reply
+    }
+
+    async fn replace_with_command(
+        &mut self,
+        owned: &OwnedSpec,
+        command: &str,
+        record: Option<String>,
+        rights: &Rights,
+        context: &CommandContext,
+    ) -> OpReply {
+        match self.run_replacing_command(owned, command, record, context).await {
+            Err(why) => return failed(why),
+            Ok(CommandExit::Success) => {}
+            Ok(CommandExit::Failure(code, output)) => {
+                return failed(format!("restart_cmd ended with {code}: {output}"));
+            }
+            Ok(CommandExit::TimedOut(output)) => {
+                return failed(format!("restart_cmd timed out: {output}"));
+            }
+        }
+        match wait_for_successor(&owned.spec, rights, context).await {
+            Ok((handle, proof)) => {
+                self.take_over(handle, owned.clone(), proof, context);
+                done()
+            }
+            Err(why) => (RowCode::CHECK_FAILED, format!("no new process started after restart_cmd: {why}")),
+        }
+    }
+
+    pub(super) async fn reload(
+        &mut self,
+        owned: &OwnedSpec,
+        takes: Option<&[String]>,
+        op_id: &str,
+    ) -> OpReply {
+        // A resumed reload may have replaced the process before the agent was killed.
+        let is_resumed = self.operation.as_ref().is_some_and(|operation| operation.1);
+        let may_have_replaced = is_resumed && self.state.run.is_some();
+        if !self.is_running() && !may_have_replaced {
+            return self.not_running(owned).await;
+        }
+        let Some(command) = owned.spec.control.reload_cmd.clone() else {
+            return failed("the spec has no reload_cmd");
+        };
+        if let Err(reply) = self.write_pending().await {
+            return reply;
+        }
+        let rights = match self.shared.rights_of(&owned.spec) {
+            Ok(rights) => rights,
+            Err(why) => return failed(why),
+        };
+        let context = self.command_context(&owned.spec);
+        let record = Some(command_id(op_id, "reload"));
+        let reply = match self.run_replacing_command(owned, &command, record, &context).await {
+            Err(why) => failed(why),
+            Ok(CommandExit::Failure(code, output)) => {
+                failed(format!("reload_cmd ended with {code}: {output}"))
+            }
+            Ok(CommandExit::TimedOut(output)) => failed(format!("reload_cmd timed out: {output}")),
+            Ok(CommandExit::Success) => self.finish_reload(owned, takes, &rights, &context).await,
+        };
+        // A successor whose pid file comes late may be in the group: only an empty one is removed.
+        if let Some(group) = context.group.filter(|_| context.is_new) {
+            group.remove_if_empty();
+        }
+        reply
+    }
+
+    /// Takes over the successor that a reload_cmd left in place of the main process, and records the reloaded fields.
+    async fn finish_reload(
+        &mut self,
+        owned: &OwnedSpec,
+        takes: Option<&[String]>,
+        rights: &Rights,
+        context: &CommandContext,
+    ) -> OpReply {
+        let Some(before) = self.state.run.as_ref().map(|run| (run.identity.pid, run.live.clone())) else {
+            return failed("process is gone");
+        };
+        let live = reloaded(&before.1, owned, takes);
+        let has_ended = match &self.handle {
+            Some(handle) => timeout(Duration::ZERO, handle.wait_exit()).await.is_ok(),
+            None => true,
+        };
+        let successor = match has_ended {
+            true => wait_for_successor(&owned.spec, rights, context).await,
+            false => ownership::claim_launched(&owned.spec, rights, &context.evidence()).await,
+        };
+        let mut reply = done();
+        match successor {
+            Ok((handle, proof)) => {
+                let (old, new) = (before.0, handle.identity.pid);
+                info!(instance = %self.key, old, new, "reload_cmd replaced the process");
+                reply.1 =
+                    format!("success; the pid changed from {old} to {new}: reload_cmd replaced the process");
+                self.take_over(handle, live, proof, context);
+                failpoint::point("handed-over");
+            }
+            Err(why) if has_ended => {
+                let message = format!("process ended during reload_cmd, and has no successor: {why}");
+                return (RowCode::CHECK_FAILED, message);
+            }
+            Err(_) => {
+                if let Some(run) = &mut self.state.run {
+                    run.live = live;
+                }
+            }
+        }
+        self.state.given = Some(owned.clone());
+        self.register_live();
+        reply
+    }
+
+    /// Makes a proven successor the main process. The old one may drain inside the tree.
+    fn take_over(
+        &mut self,
+        handle: ProcessHandle,
+        live: OwnedSpec,
+        proof: OwnershipProof,
+        context: &CommandContext,
+    ) {
+        let (incarnation, group) = match (proof, &context.replaces) {
+            (OwnershipProof::Replaced, Some(run)) => (run.incarnation.clone(), run.group.clone()),
+            (OwnershipProof::Replaced, None) | (OwnershipProof::Launch, _) => {
+                (context.launch_id.clone(), context.group.as_ref().map(Cgroup::path))
+            }
+        };
+        self.set_main(handle, &live, incarnation, group);
+    }
+
+    fn set_main(
+        &mut self,
+        handle: ProcessHandle,
+        live: &OwnedSpec,
+        incarnation: String,
+        group: Option<String>,
+    ) {
+        self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, live) });
+        (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
+        // The message is about the replaced process.
+        self.state.message.clear();
+        self.launched = self.launched.map(|_| std::time::Instant::now());
+        self.handle = Some(handle);
+    }
+
+    /// Takes over the process that the pid file names, if the main process ended and the named one belongs to its tree.
+    pub(super) async fn take_over_after_exit(&mut self) -> bool {
+        let Some(run) = self.state.run.clone() else { return false };
+        let spec = &run.live.spec;
+        if spec.monitor.auto_type != AutoType::Resident {
+            return false;
+        }
+        let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
+            return false;
+        };
+        let members = tree.members();
+        if members.is_empty() {
+            return false;
+        }
+        let Ok(handle) = ownership::claim_member(spec, &rights, &members).await else { return false };
+        let (old, new) = (run.identity.pid, handle.identity.pid);
+        info!(instance = %self.key, old, new, "process ended, and a process of its tree took over");
+        self.set_main(handle, &run.live, run.incarnation, run.group);
+        self.write(None).await;
+        self.report();
+        true
+    }
+
+    /// Lets the fields of the registered spec with effect Register take effect in the running process.
+    pub(super) fn register_live(&mut self) -> bool {
+        let (Some(given), Some(run)) = (&self.state.given, &mut self.state.run) else { return false };
+        let live = (&*run.live.spec, run.live.revision);
+        match live_after_registration(live, (&given.spec, given.revision)) {
+            Some((spec, _)) if spec == *given.spec => run.live = given.clone(),
+            Some((spec, revision)) => {
+                run.live = OwnedSpec { spec: Arc::new(spec), owner: given.owner.clone(), revision };
+            }
+            None => return false,
+        }
+        true
+    }
+}
+
+/// The spec in effect after a reload: only the reloaded fields change.
+fn reloaded(live: &OwnedSpec, owned: &OwnedSpec, takes: Option<&[String]>) -> OwnedSpec {
+    let mut spec = Spec::clone(&live.spec);
+    let usual = [Field::Configmap, Field::ConfigPath];
+    let named = |field: &&Field| takes.is_none_or(|takes| takes.iter().any(|name| name == field.path()));
+    let all: &[Field] = if takes.is_some() { Field::ALL } else { &usual };
+    all.iter().filter(named).for_each(|field| spec.take(*field, &owned.spec));
+    let whole = spec == *owned.spec;
+    OwnedSpec { spec: Arc::new(spec), owner: owned.owner.clone(), revision: owned.revision.filter(|_| whole) }
+}
+
+/// Waits for the successor that the pid file names, until the start check is over.
+async fn wait_for_successor(
+    spec: &Spec,
+    rights: &Rights,
+    context: &CommandContext,
+) -> Result<(ProcessHandle, OwnershipProof), String> {
+    let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+    let begun = Instant::now();
+    let evidence = context.evidence();
+    loop {
+        let why = match ownership::claim_launched(spec, rights, &evidence).await {
+            Ok(found) => return Ok(found),
+            Err(why) => why,
+        };
+        if !may_wait(spec, rights, &evidence, begun, Duration::from_secs(secs.into())).await {
+            return Err(why);
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Whether the start check goes on: until its time is over, and a little longer while the launch may still become the
+/// process that the pid file names.
+pub(super) async fn may_wait(
+    spec: &Spec,
+    rights: &Rights,
+    evidence: &LaunchEvidence<'_>,
+    begun: Instant,
+    check: Duration,
+) -> bool {
+    let waited = begun.elapsed();
+    if waited < check {
+        return true;
+    }
+    let group = evidence.group.filter(|_| evidence.replaces.is_none());
+    waited < check + START_GRACE && ownership::may_still_start(spec, rights, group).await
+}
