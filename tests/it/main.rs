@@ -49,6 +49,7 @@ mod plan;
 mod planner;
 mod platform_state;
 mod process_tree;
+mod process_tree_crash;
 mod properties;
 mod random_kills;
 mod recovery;

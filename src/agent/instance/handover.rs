@@ -141,7 +141,8 @@ impl InstanceTask {
     ) -> OpReply {
         // A resumed reload may have replaced the process before the agent was killed.
         let is_resumed = self.operation.as_ref().is_some_and(|operation| operation.1);
-        if !self.is_running() && !(is_resumed && self.state.run.is_some()) {
+        let may_have_replaced = is_resumed && self.state.run.is_some();
+        if !self.is_running() && !may_have_replaced {
             return self.not_running(owned).await;
         }
         let Some(command) = owned.spec.control.reload_cmd.clone() else {
