@@ -200,34 +200,6 @@ pub async fn may_still_start(spec: &Spec, rights: &Rights, group: Option<&Cgroup
     }
 }
 
-/// Claims the process that the pid file names, if it is one of these members of a process tree.
-pub async fn claim_member(
-    spec: &Spec,
-    rights: &Rights,
-    members: &[ProcessIdentity],
-) -> Result<ProcessHandle, String> {
-    let identity = pid_file_process(spec, rights).await.required()?;
-    if !members.contains(&identity) {
-        return Err(format!(
-            "process {} does not belong to the tree of the process that ended",
-            identity.pid
-        ));
-    }
-    refuse_user(identity.pid, rights.account())?;
-    claim_process(&identity)
-}
-
-/// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
-/// or a process of the launch's control group has yet to write the pid file.
-pub async fn may_still_start(spec: &Spec, rights: &Rights, group: Option<&Cgroup>) -> bool {
-    let members = group.map(Cgroup::processes).unwrap_or_default();
-    match rights.read_pid_file(&spec.identity.pid_path).await {
-        Ok(PidEntry::Pid(pid)) => is_before_exec(pid) || members.contains(&pid),
-        Ok(PidEntry::None(_)) => !members.is_empty(),
-        Err(_) => false,
-    }
-}
-
 /// The strength of a proof.
 enum ProofStrength {
     Proven(OwnershipProof),
