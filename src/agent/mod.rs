@@ -90,7 +90,7 @@ use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
-use crate::store::{Embedded, Error, Store, Txn};
+use crate::store::{Embedded, Error, Store, Txn, keys};
 
 /// Maximum concurrent commands of one user's specs.
 const MAX_COMMANDS_PER_USER: usize = 64;
@@ -143,7 +143,7 @@ impl Supervisor {
         });
         tokio::spawn(reaper::reap());
         let mut fences: HashMap<String, u64> =
-            load_all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
+            load_all::<u64>(&shared.store, keys::FENCE_PREFIX).await?.into_iter().collect();
         fences.retain(|owner, generation| {
             let is_valid = *generation <= MAX_GENERATION;
             if !is_valid {
@@ -229,7 +229,7 @@ impl Supervisor {
 
     /// Results that no gateway has acknowledged.
     pub async fn unacknowledged_results(&self) -> Result<Vec<OpResult>, Error> {
-        Ok(load_all::<OpResult>(&self.shared.store, "up/")
+        Ok(load_all::<OpResult>(&self.shared.store, keys::RESULT_PREFIX)
             .await?
             .into_iter()
             .map(|(_, result)| result)
@@ -315,7 +315,7 @@ impl Supervisor {
                 return;
             }
             if generation > last {
-                let txn = Txn::put(format!("fence/{owner}"), generation.to_string());
+                let txn = Txn::put(keys::fence(owner), generation.to_string());
                 if let Err(error) = self.shared.store.txn(txn).await {
                     warn!(%error, "cannot write the owner's generation");
                 }

@@ -12,7 +12,7 @@ use super::account::Account;
 use super::policy::HostPolicy;
 use super::state::{InstanceState, load_all};
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
-use crate::store::{Embedded, Error};
+use crate::store::{Embedded, Error, keys};
 
 /// An instance whose next launch would be refused, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,7 +29,7 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();
-    for (name, state) in load_all::<InstanceState>(&store, "proc/").await? {
+    for (name, state) in load_all::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
         let reasons = reasons(&instance, &given.spec, policy);
         if !reasons.is_empty() {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::execute::StepResult;
 use crate::model::{HeldChange, InstanceKey, Op, Plan, Step, Time};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// Timeout of a history write: it must not delay the run.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ const MAX_PRUNED_PER_WRITE: usize = 100;
 fn entry_key(owner: &str, at: Time) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("history/{owner}/{:013}-{}-{nth}", at.0, std::process::id())
+    keys::history(owner, at, std::process::id(), nth)
 }
 
 /// Adds an entry and deletes the oldest ones beyond the limit.
@@ -38,7 +38,7 @@ pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> R
 async fn add_at<S: Store>(state: &S, owner: &str, key: &str, entry: &Value) -> Result<(), Error> {
     // If the count fails, the next write prunes.
     let (oldest, count) =
-        state.slice(&format!("history/{owner}/"), 0, MAX_PRUNED_PER_WRITE).await.unwrap_or_default();
+        state.slice(&keys::owner_history_prefix(owner), 0, MAX_PRUNED_PER_WRITE).await.unwrap_or_default();
     let over = (count + 1).saturating_sub(MAX_ENTRIES);
     let new = Txn::put(key, entry.to_string());
     let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
@@ -47,7 +47,7 @@ async fn add_at<S: Store>(state: &S, owner: &str, key: &str, entry: &Value) -> R
 
 /// The newest entries of an owner, newest first.
 pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec<Value>, Error> {
-    let key = format!("history/{owner}/");
+    let key = keys::owner_history_prefix(owner);
     let (_, count) = state.slice(&key, 0, 0).await?;
     let (entries, _) = state.slice(&key, count.saturating_sub(most), most).await?;
     Ok(entries.iter().rev().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())

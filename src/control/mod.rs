@@ -58,7 +58,7 @@ use crate::model::{
 use crate::reconcile::{Caps, Rules};
 use crate::source::Source;
 use crate::store::lease::{LEASE_TTL, RENEW_INTERVAL};
-use crate::store::{Holder, Lease, LeaseAttempt, Store};
+use crate::store::{Holder, Lease, LeaseAttempt, Store, keys};
 
 /// Configuration of a controller.
 pub struct ControllerConfig {
@@ -300,7 +300,7 @@ impl<T: Target> ControlLoop<'_, T> {
     }
 
     async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
-        let (state, name) = (self.target.state(), format!("leader/{}", self.config.rules.owner));
+        let (state, name) = (self.target.state(), keys::leader_lease_name(&self.config.rules.owner));
         let mut has_reported = false;
         loop {
             match state.take_lease(&name, holder, LEASE_TTL).await {

@@ -8,7 +8,7 @@ use super::{ControllerConfig, revisions};
 use crate::manifest;
 use crate::reconcile::of_desired;
 use crate::source::{SourceState, set_default_user};
-use crate::store::{Error, Outcome, Seq, Store, Txn};
+use crate::store::{Error, Outcome, Seq, Store, Txn, keys};
 
 /// The last known pin, and its manifests.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl PinOverride {
             if source.is_incomplete || !config.follow || !pin.is_older_than(&source.revision) {
                 break (pin, changed);
             }
-            let place = pin::store_key(owner);
+            let place = keys::pin(owner);
             // A concurrent new pin takes precedence.
             if let Outcome::Written(_) = state.txn(Txn::delete(&place).only_if(&place, changed)).await? {
                 *self = PinOverride::default();
@@ -52,7 +52,7 @@ impl PinOverride {
             // A partly broken source is left behind as well, though it was never active.
             if source.is_incomplete && !source.revision.is_empty() && pin.is_older_than(&source.revision) {
                 pin.also.push(source.revision.clone());
-                let put = pin::put(owner, &pin).only_if(pin::store_key(owner), changed);
+                let put = pin::put(owner, &pin).only_if(keys::pin(owner), changed);
                 if let Outcome::Written(now) = state.txn(put).await? {
                     changed = now;
                 }
@@ -67,7 +67,7 @@ impl PinOverride {
 
     /// Whether the pin is unchanged since it was last read.
     pub async fn is_current<S: Store>(&self, state: &S, owner: &str) -> Result<bool, Error> {
-        let changed = state.get(&pin::store_key(owner)).await?.map_or(0, |entry| entry.mod_seq);
+        let changed = state.get(&keys::pin(owner)).await?.map_or(0, |entry| entry.mod_seq);
         Ok(changed == self.changed)
     }
 }

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::Time;
-use crate::store::{Error, Seq, Store, Txn};
+use crate::store::{Error, Seq, Store, Txn, keys};
 
 /// The pinned revision, and who pinned it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,15 +34,9 @@ impl Pin {
     }
 }
 
-pub const KEY_PREFIX: &str = "pin/";
-
-pub fn store_key(owner: &str) -> String {
-    format!("{KEY_PREFIX}{owner}")
-}
-
 /// The pin of an owner, and its sequence number.
 pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Seq)>, Error> {
-    let key = store_key(owner);
+    let key = keys::pin(owner);
     let Some(entry) = state.get(&key).await? else { return Ok(None) };
     let pin = serde_json::from_slice(&entry.value);
     let pin = pin.map_err(|error| Error::Corrupt { file: key, what: error.to_string() })?;
@@ -50,7 +44,7 @@ pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Seq)>
 }
 
 pub fn put(owner: &str, pin: &Pin) -> Txn {
-    Txn::put(store_key(owner), serde_json::to_vec(pin).unwrap_or_default())
+    Txn::put(keys::pin(owner), serde_json::to_vec(pin).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::pin::{self, Pin};
 use crate::clock;
 use crate::manifest::FileContent;
 use crate::model::Time;
-use crate::store::{Entry, Error, Outcome, Seq, Store, Txn};
+use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
 
 /// Maximum number of revisions per owner.
 pub const MAX_REVISIONS: usize = 20;
@@ -76,25 +76,9 @@ struct StoredFile {
     parts: Vec<String>,
 }
 
-fn revisions_prefix(owner: &str) -> String {
-    format!("snap/{owner}/rev/")
-}
-
-fn lists_prefix(owner: &str) -> String {
-    format!("snap/{owner}/list/")
-}
-
-fn texts_prefix(owner: &str) -> String {
-    format!("snap/{owner}/text/")
-}
-
-fn active_key(owner: &str) -> String {
-    format!("source/{owner}/taken")
-}
-
 /// The active revision, and its sequence number (0: none was ever active).
 pub async fn active<S: Store>(state: &S, owner: &str) -> Result<(Option<ActiveRevision>, Seq), Error> {
-    match state.get(&active_key(owner)).await? {
+    match state.get(&keys::active_revision(owner)).await? {
         Some(entry) => Ok((serde_json::from_slice(&entry.value).ok(), entry.mod_seq)),
         None => Ok((None, 0)),
     }
@@ -102,16 +86,14 @@ pub async fn active<S: Store>(state: &S, owner: &str) -> Result<(Option<ActiveRe
 
 /// Owners with a stored revision.
 pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
-    let page = state.range("source/", None, usize::MAX).await?;
-    let owner = |entry: &crate::store::Entry| {
-        entry.key.strip_prefix("source/")?.strip_suffix("/taken").map(str::to_owned)
-    };
+    let page = state.range(keys::SOURCE_PREFIX, None, usize::MAX).await?;
+    let owner = |entry: &crate::store::Entry| keys::active_revision_owner(&entry.key).map(str::to_owned);
     Ok(page.entries.iter().filter_map(owner).collect())
 }
 
 /// All stored revisions, newest first.
 pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Error> {
-    let page = state.range(&revisions_prefix(owner), None, usize::MAX).await?;
+    let page = state.range(&keys::snapshots_prefix(owner), None, usize::MAX).await?;
     let read = |entry: &crate::store::Entry| serde_json::from_slice::<Snapshot>(&entry.value).ok();
     let mut all: Vec<Snapshot> = page.entries.iter().filter_map(read).collect();
     all.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.at));
@@ -133,12 +115,14 @@ pub async fn active_texts<S: Store>(state: &S, owner: &str, source: &str) -> Res
 pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Result<Vec<FileContent>, Error> {
     let listed = read_lists(state, owner, snapshot.lists.iter()).await?;
     let parts: BTreeSet<&String> = listed.iter().flat_map(|file| &file.parts).collect();
-    let known = values(state, &texts_prefix(owner), parts.iter().copied()).await?;
+    let known = values(state, &keys::snapshot_texts_prefix(owner), parts.iter().copied()).await?;
     let mut files = Vec::with_capacity(listed.len());
     for StoredFile { name, home, parts } in &listed {
         let mut content = Vec::new();
         for sum in parts {
-            content.extend_from_slice(known.get(sum).ok_or_else(|| missing(&texts_prefix(owner), sum))?);
+            content.extend_from_slice(
+                known.get(sum).ok_or_else(|| missing(&keys::snapshot_texts_prefix(owner), sum))?,
+            );
         }
         let (name, home, bytes) = (name.clone(), home.clone(), content.len() as u64);
         files.push(FileContent { name, scope_dir: home, bytes, content: content.into() });
@@ -179,7 +163,7 @@ async fn read_lists<S: Store>(
     owner: &str,
     sums: impl Iterator<Item = &String> + Clone,
 ) -> Result<Vec<StoredFile>, Error> {
-    let (place, mut all) = (lists_prefix(owner), Vec::new());
+    let (place, mut all) = (keys::snapshot_lists_prefix(owner), Vec::new());
     let found = values(state, &place, sums.clone()).await?;
     for sum in sums {
         let value = found.get(sum).ok_or_else(|| missing(&place, sum))?;
@@ -212,33 +196,39 @@ pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Resul
                 continue;
             }
             chunk.1 += part.len();
-            chunk.0 = chunk.0.and(Txn::put(texts_prefix(activated.owner) + sum, *part));
+            chunk.0 = chunk.0.and(Txn::put(keys::snapshot_texts_prefix(activated.owner) + sum, *part));
             if chunk.1 >= CHUNK_BYTES {
                 state.txn(std::mem::take(&mut chunk).0).await?;
             }
         }
         for list in new.missing_from(&before) {
             chunk.1 += list.value.len();
-            chunk.0 = chunk.0.and(Txn::put(lists_prefix(activated.owner) + &list.sum, list.value.as_slice()));
+            chunk.0 = chunk.0.and(Txn::put(
+                keys::snapshot_lists_prefix(activated.owner) + &list.sum,
+                list.value.as_slice(),
+            ));
             if chunk.1 >= CHUNK_BYTES {
                 state.txn(std::mem::take(&mut chunk).0).await?;
             }
         }
         let snapshot = new.snapshot(activated);
-        let place = active_key(activated.owner);
+        let place = keys::active_revision(activated.owner);
         let mut txn =
             chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(activated, snapshot.at)));
         let value = serde_json::to_vec(&snapshot).unwrap_or_default();
-        txn = txn.and(Txn::put(revisions_prefix(activated.owner) + activated.revision, value));
+        txn = txn.and(Txn::put(keys::snapshots_prefix(activated.owner) + activated.revision, value));
         if pin.is_some() {
-            txn = txn.and(Txn::delete(pin::store_key(activated.owner)));
+            txn = txn.and(Txn::delete(keys::pin(activated.owner)));
         }
         match state.txn(txn).await? {
             Outcome::Written(_) => return Ok(pin),
             Outcome::Conflict(_) => {}
         }
     }
-    Err(Error::Unreachable(format!("{} keeps changing: concurrent activations", active_key(activated.owner))))
+    Err(Error::Unreachable(format!(
+        "{} keeps changing: concurrent activations",
+        keys::active_revision(activated.owner)
+    )))
 }
 
 /// Deletes expired revisions, and lists and texts that only they use. A concurrent activation starts over: it may
@@ -256,18 +246,18 @@ pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
     let in_use = read_lists(state, owner, needed.iter().copied()).await?;
     let in_use: BTreeSet<&String> = in_use.iter().flat_map(|file| &file.parts).collect();
     let forgotten = read_lists(state, owner, unused.iter().copied()).await?;
-    let place = active_key(owner);
+    let place = keys::active_revision(owner);
     let value = serde_json::to_vec(&taken).unwrap_or_default();
     let mut txn = Txn::put(&place, value).only_if(&place, changed);
     for snapshot in &go {
-        txn = txn.and(Txn::delete(revisions_prefix(owner) + &snapshot.revision));
+        txn = txn.and(Txn::delete(keys::snapshots_prefix(owner) + &snapshot.revision));
     }
     for sum in unused {
-        txn = txn.and(Txn::delete(lists_prefix(owner) + sum));
+        txn = txn.and(Txn::delete(keys::snapshot_lists_prefix(owner) + sum));
     }
     let gone: BTreeSet<&String> = forgotten.iter().flat_map(|file| &file.parts).collect();
     for sum in gone.difference(&in_use) {
-        txn = txn.and(Txn::delete(texts_prefix(owner) + sum));
+        txn = txn.and(Txn::delete(keys::snapshot_texts_prefix(owner) + sum));
     }
     // After a concurrent activation, the next one cleans up.
     state.txn(txn).await.map(|_| ())
@@ -283,7 +273,7 @@ fn split_expired(all: Vec<Snapshot>, in_force: &str) -> (Vec<Snapshot>, Vec<Snap
 }
 
 async fn find_revision<S: Store>(state: &S, owner: &str, revision: &str) -> Result<Option<Snapshot>, Error> {
-    let entry = state.get(&(revisions_prefix(owner) + revision)).await?;
+    let entry = state.get(&(keys::snapshots_prefix(owner) + revision)).await?;
     Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
 }
 
@@ -298,7 +288,7 @@ async fn replaced_texts<S: Store>(
         return Ok(BTreeSet::new());
     }
     let replaced = before.iter().zip(&new.0).filter(|(old, new)| **old != new.sum).map(|(old, _)| old);
-    let found = values(state, &lists_prefix(owner), replaced).await?;
+    let found = values(state, &keys::snapshot_lists_prefix(owner), replaced).await?;
     let read = |value: &Vec<u8>| serde_json::from_slice::<Vec<StoredFile>>(value).unwrap_or_default();
     Ok(found.values().flat_map(read).flat_map(|file| file.parts).collect())
 }

@@ -18,7 +18,7 @@ use crate::control;
 use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
 use crate::model::{Health, Hold, KnownSpec, Name, ObservedInstance, Pause, seconds};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// Maximum listed held instances, and maximum listed events.
 const MAX_LISTED: usize = 1000;
@@ -309,7 +309,7 @@ pub async fn pause<S: Store>(
         until,
     };
     let value = serde_json::to_vec(&pause).unwrap_or_default();
-    write(dashboard, Txn::put(Pause::store_key(pause.namespace.as_ref()), value)).await?;
+    write(dashboard, Txn::put(keys::pause(pause.namespace.as_ref()), value)).await?;
     let reason = pause.reason.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
     trigger(
         dashboard,
@@ -325,7 +325,7 @@ pub async fn resume<S: Store>(
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
     let request = parse_pause_request(bytes)?;
-    let key = Pause::store_key(request.namespace.as_ref());
+    let key = keys::pause(request.namespace.as_ref());
     let state = dashboard.state.get();
     let found = with_timeout(state.get(&key)).await?;
     let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());

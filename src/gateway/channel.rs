@@ -11,8 +11,7 @@ use tracing::{info, warn};
 
 use super::auth::short_digest;
 use super::hosts::{AgentStreamReceiver, HostInUse};
-use super::operate::writer_lease;
-use super::registry::{RegistryRecord, key_of, record_txn};
+use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, ReportBudget};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
@@ -24,7 +23,7 @@ use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
-use crate::store::{Outcome, Seq, Store, Txn};
+use crate::store::{Outcome, Seq, Store, Txn, keys};
 
 /// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
@@ -62,7 +61,7 @@ impl<S: Store> Gateway<S> {
     }
 
     pub async fn count_registered(&self) -> Result<usize, ApiError> {
-        Ok(self.store.slice("reg/", 0, 0).await?.1)
+        Ok(self.store.slice(keys::REGISTRATION_PREFIX, 0, 0).await?.1)
     }
 
     /// The last acknowledged number of an agent, and the store sequence that wrote it.
@@ -95,24 +94,21 @@ impl<S: Store> Gateway<S> {
     async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), ApiError> {
         for host in hosts {
             // Read first: later registrations are pushed separately, with a larger number.
-            let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
-            let claims = self.store.range(&format!("claim/{host}/"), None, usize::MAX).await?;
+            let page = self.store.range(&keys::identities_prefix(host), None, usize::MAX).await?;
+            let claims = self.store.range(&keys::claims_prefix(host), None, usize::MAX).await?;
             for entry in page.entries.into_iter().chain(claims.entries) {
                 let process = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
                 let Some(process) = process else { continue };
                 let instance = super::tasks::instance(&process, host);
-                let Some(entry) = self.store.get(&key_of("reg", &instance)).await? else { continue };
+                let Some(entry) = self.store.get(&keys::registration(&instance)).await? else { continue };
                 if let Ok(record) = serde_json::from_slice::<RegistryRecord>(&entry.value) {
                     self.push_spec(instance, Some(record.given), entry.mod_seq);
                 }
             }
             self.hosts.send(host, ToAgent::Synced { as_of: page.as_of });
         }
-        for entry in self.store.range("group/", None, usize::MAX).await?.entries {
-            let mut parts = entry.key.splitn(3, '/').skip(1);
-            let (Some(namespace), Some(Ok(host))) = (parts.next(), parts.next().map(str::parse)) else {
-                continue;
-            };
+        for entry in self.store.range(keys::GROUP_PREFIX, None, usize::MAX).await?.entries {
+            let Some((namespace, host)) = keys::group_of(&entry.key) else { continue };
             if hosts.contains(&host)
                 && let Ok(groups) = serde_json::from_slice(&entry.value)
             {
@@ -235,7 +231,7 @@ impl<S: Store> Gateway<S> {
     /// Raises the lease's generation above one that a host's agent reports: another store, or a lost one, issued it.
     /// The raise is bounded, because an agent token must not control the store.
     async fn raise_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, ApiError> {
-        let key = writer_lease(owner);
+        let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
         let record = entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let record: lease::Record = record.unwrap_or_default();
@@ -266,7 +262,7 @@ impl<S: Store> Gateway<S> {
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
         if let AgentOp::Rename { from } = op
-            && let Some(entry) = self.store.get(&key_of("reg", from)).await?
+            && let Some(entry) = self.store.get(&keys::registration(from)).await?
         {
             let part = self.removal(from, &entry.value).await?;
             batch.add(part);
@@ -308,7 +304,7 @@ impl<S: Store> Gateway<S> {
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
         let known = batch.records.contains_key(instance) || self.record(instance).await?.is_some();
-        let key = key_of("live", instance);
+        let key = keys::report(instance);
         if !known && report.live.is_none() && !report.hosted {
             batch.add(Txn::delete(key));
             return Ok(());
@@ -335,7 +331,7 @@ impl<S: Store> Gateway<S> {
 fn counter(agent: &str, hosts: &[HostKey]) -> String {
     let mut hosts: Vec<String> = hosts.iter().map(HostKey::to_string).collect();
     hosts.sort();
-    format!("agent/{}/{agent}", short_digest(&hosts.join(",")))
+    keys::agent_counter(&short_digest(&hosts.join(",")), agent)
 }
 
 fn unknown_session() -> ApiError {

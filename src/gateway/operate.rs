@@ -13,12 +13,12 @@ use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, OwnedSpec};
 use crate::clock;
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
-use crate::gse::keys;
+use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 /// Stored response of a call with an `X-Abide-Op`.
 #[derive(Serialize, Deserialize)]
@@ -111,7 +111,7 @@ impl<S: Store> Gateway<S> {
             }
             let held = owned_spec(spec, caller);
             for host in hosts {
-                let row = keys::job(&host.key, &held.spec);
+                let row = result_keys::job(&host.key, &held.spec);
                 if !taken.insert(row.clone()) {
                     return Err(ApiError::BadRequest(format!(
                         "two processes would have the result key {row:?}: send two calls"
@@ -270,7 +270,7 @@ impl<S: Store> Gateway<S> {
         caller: &Caller,
     ) -> Result<Option<serde_json::Value>, ApiError> {
         let Some(op) = &caller.op else { return Ok(None) };
-        let entry = self.store.get(&format!("op/{}/{op}", caller.app)).await?;
+        let entry = self.store.get(&keys::response(&caller.app, op)).await?;
         Ok(entry
             .and_then(|entry| serde_json::from_slice::<StoredResponse>(&entry.value).ok())
             .map(|called| called.answer))
@@ -286,7 +286,7 @@ impl<S: Store> Gateway<S> {
     pub(super) fn response_txn(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, ApiError> {
         let Some(op) = &caller.op else { return Ok(Txn::default()) };
         let called = StoredResponse { begun: clock::now().0, answer: serde_json::to_value(answer)? };
-        let name = format!("op/{}/{op}", caller.app);
+        let name = keys::response(&caller.app, op);
         Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
     }
 
@@ -296,7 +296,7 @@ impl<S: Store> Gateway<S> {
         let (Some(owner), Some(generation)) = (&caller.owner, caller.generation) else {
             return Ok((Txn::default(), None));
         };
-        let key = writer_lease(owner);
+        let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
         let record: Option<lease::Record> =
             entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
@@ -311,11 +311,6 @@ impl<S: Store> Gateway<S> {
         };
         Ok((Txn::default(), Some(ItemResult::new(RowCode::OLD_GENERATION, message))))
     }
-}
-
-/// Store key of an owner's writer lease.
-pub fn writer_lease(owner: &str) -> String {
-    format!("lease/writer/{owner}")
 }
 
 fn task_item(

@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::hosts::HostSession;
-use super::registry::{RegistryRecord, instance_of};
+use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::model::{InstanceKey, Time, glob};
-use crate::store::{Error, Seq, Store};
+use crate::store::{Error, Seq, Store, keys};
 
 /// Maximum rows per page, and the default.
 const MAX_LIMIT: usize = 10_000;
@@ -62,8 +62,8 @@ impl<S: Store> Gateway<S> {
         let limit = query.limit()?;
         let plain = |text: &&String| !text.contains(['*', '?', '[']);
         let prefix = match query.namespace.as_ref().filter(plain) {
-            Some(namespace) => format!("reg/{namespace}/"),
-            None => "reg/".to_owned(),
+            Some(namespace) => keys::registrations_prefix(namespace),
+            None => keys::REGISTRATION_PREFIX.to_owned(),
         };
         let mut items: Vec<Value> = Vec::new();
         let mut after = query.after.clone();
@@ -78,7 +78,7 @@ impl<S: Store> Gateway<S> {
                 }
                 after = Some(entry.key.to_string());
                 let (Some(key), Ok(record)) =
-                    (instance_of(&entry.key), serde_json::from_slice::<RegistryRecord>(&entry.value))
+                    (keys::instance_of(&entry.key), serde_json::from_slice::<RegistryRecord>(&entry.value))
                 else {
                     continue;
                 };
@@ -203,11 +203,8 @@ impl<S: Store> Gateway<S> {
             }
         };
         let last = changes.last().map_or(after, |change| change.number);
-        let mut keys: Vec<InstanceKey> = changes
-            .iter()
-            .filter(|change| change.key.starts_with("reg/") || change.key.starts_with("live/"))
-            .filter_map(|change| instance_of(&change.key))
-            .collect();
+        let mut keys: Vec<InstanceKey> =
+            changes.iter().filter_map(|change| keys::instance_of(&change.key)).collect();
         keys.sort();
         keys.dedup();
         let mut lines = String::new();
@@ -240,8 +237,8 @@ impl<S: Store> Gateway<S> {
             let mut row = json!({"host": host, "agent": connected, "version": version,
                                  "heard": Time(last_contact).to_string(), "clock_skew_ms": clock_skew_ms});
             if !brief {
-                let with = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
-                let without = self.store.slice(&format!("claim/{host}/"), 0, 0).await?.1;
+                let with = self.store.slice(&keys::identities_prefix(&host), 0, 0).await?.1;
+                let without = self.store.slice(&keys::claims_prefix(&host), 0, 0).await?.1;
                 row["processes"] = json!(with + without);
             }
             hosts.push(row);

@@ -10,14 +10,9 @@ use serde_json::{Value, json};
 use super::{ApiError, Gateway};
 use crate::store::lease::{MAX_RESET, MAX_TTL};
 use crate::store::{
-    Change, Compare, Entry, Holder, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write,
+    Change, Compare, Entry, Holder, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write, keys,
 };
 
-/// Key prefixes of controllers.
-pub const CONTROLLER_PREFIXES: [&str; 12] = [
-    "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "left/", "pause/", "pin/",
-    "snap/", "source/",
-];
 /// Maximum entries per response.
 const MAX_ENTRIES: usize = 10_000;
 /// Maximum wait for changes.
@@ -189,7 +184,7 @@ impl<S: Store> Gateway<S> {
         let write = |WriteWire { key, value }: WriteWire| {
             let key = check_key(key)?;
             // A direct write could issue a lease generation twice.
-            if key.starts_with("lease/") {
+            if key.starts_with(keys::LEASE_PREFIX) {
                 return Err(ApiError::BadRequest(format!(
                     "cannot write {key}: leases are only changed by lease requests"
                 )));
@@ -209,11 +204,11 @@ impl<S: Store> Gateway<S> {
 }
 
 fn check_key(key: String) -> Result<String, ApiError> {
-    match CONTROLLER_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
+    match keys::CONTROLLER_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
         true => Ok(key),
         false => Err(ApiError::BadRequest(format!(
             "key {key:?} is outside the controller prefixes: {}",
-            CONTROLLER_PREFIXES.join(" ")
+            keys::CONTROLLER_PREFIXES.join(" ")
         ))),
     }
 }

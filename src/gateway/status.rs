@@ -6,16 +6,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::registry::{MAX_ATTEMPTS, instance_of, key_of};
+use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
-use crate::gse::keys;
+use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
-use crate::store::{Outcome, Store, Txn};
+use crate::store::{Outcome, Store, Txn, keys};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -33,7 +33,7 @@ impl<S: Store> Gateway<S> {
         let mut proc_infos = Vec::new();
         for host in hosts {
             let key = instance(&process, &host.key);
-            let entry = self.store.get(&key_of("reg", &key)).await?;
+            let entry = self.store.get(&keys::registration(&key)).await?;
             if let Some(record) = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
                 proc_infos.push(self.row(key, record, second).await?);
             }
@@ -49,12 +49,14 @@ impl<S: Store> Gateway<S> {
         if limit == 0 || limit > PAGE {
             return Err(ApiError::BadRequest(format!("page.limit is {limit}: it must be 1 to {PAGE}")));
         }
-        let prefix = format!("reg/{namespace}/");
+        let prefix = keys::registrations_prefix(namespace.as_str());
         let skip = usize::try_from(start).unwrap_or(usize::MAX);
         let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
-            if let (Some(key), Ok(record)) = (instance_of(&entry.key), serde_json::from_slice(&entry.value)) {
+            if let (Some(key), Ok(record)) =
+                (keys::instance_of(&entry.key), serde_json::from_slice(&entry.value))
+            {
                 proc_infos.push(self.row(key, record, true).await?);
             }
         }
@@ -79,14 +81,14 @@ impl<S: Store> Gateway<S> {
                 let (mut txn, fenced) = self.fence(caller).await?;
                 let mut rows = Rows::new();
                 for host in &hosts {
-                    let key = keys::v1_namespace(host, namespace.as_str())
+                    let key = result_keys::v1_namespace(host, namespace.as_str())
                         .unwrap_or_else(|| format!("{}:{namespace}", host.key));
-                    let key = keys::as_written(key, &host.key, written.get(&host.key));
+                    let key = result_keys::as_written(key, &host.key, written.get(&host.key));
                     if let Some(done) = &fenced {
                         rows.insert(key, Row::new(RowCode(done.code), done.message.clone()));
                         continue;
                     }
-                    txn = txn.and(Txn::put(format!("group/{namespace}/{}", host.key), groups.to_string()));
+                    txn = txn.and(Txn::put(keys::group(namespace.as_str(), &host.key), groups.to_string()));
                     rows.insert(key, Row::done());
                 }
                 if fenced.is_some() {
@@ -112,7 +114,7 @@ impl<S: Store> Gateway<S> {
         let namespace = namespace(request)?;
         let mut infos = Vec::new();
         for host in request.targets()? {
-            let Some(entry) = self.store.get(&format!("group/{namespace}/{}", host.key)).await? else {
+            let Some(entry) = self.store.get(&keys::group(namespace.as_str(), &host.key)).await? else {
                 continue;
             };
             let groups: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
@@ -153,7 +155,7 @@ impl<S: Store> Gateway<S> {
         record: RegisteredFields,
         second: bool,
     ) -> Result<StatusRow, ApiError> {
-        let entry = self.store.get(&key_of("live", &key)).await?;
+        let entry = self.store.get(&keys::report(&key)).await?;
         let report: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let report = report.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {

@@ -18,7 +18,7 @@ use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};
-use crate::store::{Outcome, Store, Txn};
+use crate::store::{Outcome, Store, Txn, keys};
 
 /// Maximum live checks in memory.
 const MAX_LIVE_CHECKS: u64 = 10_000;
@@ -238,14 +238,14 @@ impl Tasks {
 impl<S: Store> Gateway<S> {
     /// Loads open tasks of a previous gateway. Their agents get the full timeout to reconnect.
     pub async fn load_tasks(&self) -> Result<(), ApiError> {
-        for open in self.store.range("open/", None, usize::MAX).await?.entries {
-            let id = open.key.trim_start_matches("open/");
+        for open in self.store.range(keys::OPEN_TASK_PREFIX, None, usize::MAX).await?.entries {
+            let Some(id) = keys::open_task_of(&open.key) else { continue };
             if let Some(task) = self.load(id).await? {
                 task.queued.store(true, Ordering::Release);
                 self.tasks.in_memory().insert(id.to_owned(), task);
             }
         }
-        let last = self.store.get("task-number").await?;
+        let last = self.store.get(keys::TASK_NUMBER).await?;
         let last = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
         self.numbers.record_allocated(last.and_then(|text| text.parse().ok()).unwrap_or(0));
         self.tasks.loaded.store(true, Ordering::Release);
@@ -257,7 +257,7 @@ impl<S: Store> Gateway<S> {
     }
 
     pub(super) async fn load(&self, id: &str) -> Result<Option<Arc<GatewayTask>>, ApiError> {
-        let Some(entry) = self.store.get(&format!("task/{id}")).await? else { return Ok(None) };
+        let Some(entry) = self.store.get(&keys::task(id)).await? else { return Ok(None) };
         let Ok(StoredTask { begun, number, orders: mut items, specs }) = serde_json::from_slice(&entry.value)
         else {
             return Ok(None);
@@ -266,10 +266,9 @@ impl<S: Store> Gateway<S> {
             item.held = item.spec.and_then(|at| specs.get(at)).cloned();
         }
         let task = GatewayTask::new(id.to_owned(), number, begun, items);
-        let prefix = format!("done/{id}/");
-        for entry in self.store.range(&prefix, None, usize::MAX).await?.entries {
-            if let (Ok(nth), Ok(done)) =
-                (entry.key[prefix.len()..].parse(), serde_json::from_slice(&entry.value))
+        for entry in self.store.range(&keys::row_results_prefix(id), None, usize::MAX).await?.entries {
+            if let (Some(nth), Ok(done)) =
+                (keys::row_of(&entry.key, id), serde_json::from_slice(&entry.value))
             {
                 task.finish(nth, done);
             }
@@ -322,19 +321,19 @@ impl<S: Store> Gateway<S> {
     ) -> Result<Option<Arc<GatewayTask>>, ApiError> {
         let mut stored = StoredTask::of(items);
         loop {
-            let last = self.store.get("task-number").await?;
+            let last = self.store.get(keys::TASK_NUMBER).await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
             // Follows the clock, so that a restored store assigns no number twice: agents record the numbers they ran.
             let now = u64::try_from(clock::now().0).unwrap_or(0);
             stored.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
             let id = format!("GSETASK:{:012}", stored.number);
             let value = serde_json::to_vec(&stored)?;
-            let mut txn = Txn::put("task-number", stored.number.to_string())
-                .only_if("task-number", last.map_or(0, |entry| entry.mod_seq))
-                .and(Txn::put(format!("task/{id}"), value))
+            let mut txn = Txn::put(keys::TASK_NUMBER, stored.number.to_string())
+                .only_if(keys::TASK_NUMBER, last.map_or(0, |entry| entry.mod_seq))
+                .and(Txn::put(keys::task(&id), value))
                 .and(with(&id)?);
             if stored.orders.iter().any(|item| item.refused.is_none()) {
-                txn = txn.and(Txn::put(format!("open/{id}"), ""));
+                txn = txn.and(Txn::put(keys::open_task(&id), ""));
             }
             match self.store.txn(txn).await? {
                 Outcome::Written(_) => {
@@ -346,7 +345,7 @@ impl<S: Store> Gateway<S> {
                         stored.orders,
                     ))));
                 }
-                Outcome::Conflict(key) if key == "task-number" => {}
+                Outcome::Conflict(key) if key == keys::TASK_NUMBER => {}
                 Outcome::Conflict(_) => return Ok(None),
             }
         }
@@ -405,7 +404,7 @@ impl<S: Store> Gateway<S> {
         }
         let mut txn = Txn::default();
         for (nth, done) in rows {
-            txn = txn.and(Txn::put(done_key(&task.id, *nth), serde_json::to_vec(done)?));
+            txn = txn.and(Txn::put(keys::row_result(&task.id, *nth), serde_json::to_vec(done)?));
         }
         Ok(txn.and(task.closed(|nth| rows.iter().any(|(finished, _)| *finished == nth))))
     }
@@ -436,15 +435,10 @@ impl GatewayTask {
     pub(super) fn closed(&self, finished: impl Fn(usize) -> bool) -> Txn {
         let open = |(nth, row): (usize, &ItemState)| matches!(row, ItemState::Done(_)) || finished(nth);
         match self.rows().iter().enumerate().all(open) {
-            true => Txn::delete(format!("open/{}", self.id)),
+            true => Txn::delete(keys::open_task(&self.id)),
             false => Txn::default(),
         }
     }
-}
-
-/// Store key of a final row.
-pub(super) fn done_key(task: &str, nth: usize) -> String {
-    format!("done/{task}/{nth}")
 }
 
 /// An instance of a process on a host.

@@ -10,7 +10,7 @@ use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::history::changes;
 use crate::model::InstanceKey;
-use crate::store::Store;
+use crate::store::{Store, keys};
 
 /// Show all details of one process or instance
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,7 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.target.connect(LocalStart::Never)?.ok_or_else(unknown)?;
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
         let rows = live.rows("").await?;
-        let history = live.state.range("history/", None, usize::MAX).await.map(|page| page.entries);
+        let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
         let history: Vec<Value> = history
             .unwrap_or_default()
             .iter()

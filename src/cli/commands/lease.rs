@@ -10,7 +10,7 @@ use crate::cli::{Exit, Failure};
 use crate::clock::now;
 use crate::model::Time;
 use crate::store::lease::{Holder, MAX_RESET, Record};
-use crate::store::{Reset, Store};
+use crate::store::{Reset, Store, keys};
 
 /// List leases, and free a stuck one
 ///
@@ -111,7 +111,7 @@ fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
         "OWNER", "KIND", "GENERATION", "EXPIRES IN"
     );
     for (name, record) in &leases {
-        let (kind, owner) = split_name(name);
+        let (kind, owner) = keys::lease_name_parts(name);
         let left = remaining_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
         let who = record.holder.as_ref().map_or("free".to_owned(), describe_holder);
         text.push_str(&format!(
@@ -167,7 +167,7 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 fn row(name: &str, record: &Record) -> Value {
-    let (kind, owner) = split_name(name);
+    let (kind, owner) = keys::lease_name_parts(name);
     let holder = record.holder.as_ref().map(|holder| {
         let since = (holder.since > 0).then(|| Time(holder.since).to_string());
         json!({"host": holder.host, "pid": holder.pid, "since": since, "id": holder.id, "dead": holder.is_dead()})
@@ -180,10 +180,6 @@ fn row(name: &str, record: &Record) -> Value {
 fn remaining_ms(record: &Record) -> Option<i64> {
     let left = record.expires.saturating_sub(now().0);
     (record.holder.is_some() && left > 0).then_some(left)
-}
-
-fn split_name(name: &str) -> (&str, &str) {
-    name.split_once('/').unwrap_or(("", name))
 }
 
 fn describe_holder(holder: &Holder) -> String {

@@ -22,7 +22,7 @@ use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, Snapshot};
 use crate::manifest;
 use crate::reconcile::{Caps, of_desired};
-use crate::store::{Error, Outcome, Store, Txn};
+use crate::store::{Error, Outcome, Store, Txn, keys};
 
 /// Pin an earlier revision and apply it
 ///
@@ -184,7 +184,7 @@ async fn unpin(owner: &str, live: &ConnectedTarget, printer: &Printer) -> Result
         printer.info(&format!("owner {owner:?} has no pinned revision"));
         return Ok(Exit::Done);
     };
-    let key = pin::store_key(owner);
+    let key = keys::pin(owner);
     let ended = live.state.txn(Txn::delete(&key).only_if(&key, changed)).await.map_err(broken)?;
     if let Outcome::Conflict(_) = ended {
         let message = "the pin changed at the same time: nothing was done";

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow};
 use crate::cli::{Exit, Failure};
-use crate::control::pin::{self, Pin};
+use crate::control::pin::Pin;
 use crate::execute::world::{Observation, ObserveError, ObserveRequest};
 use crate::gse::codes::EnvelopeCode;
 use crate::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Pause, Time,
 };
 use crate::reconcile::Caps;
-use crate::store::{AnyStore, Error, Store};
+use crate::store::{AnyStore, Error, Store, keys};
 
 /// A target with its backend and state store.
 pub struct ConnectedTarget {
@@ -146,7 +146,7 @@ impl ConnectedTarget {
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
         let now = crate::clock::now();
         let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
-            (self.list_prefix("hold/").await?, self.list_prefix("pause/").await?);
+            (self.list_prefix(keys::HOLD_PREFIX).await?, self.list_prefix(keys::PAUSE_PREFIX).await?);
         holds.retain(|hold| hold.until.is_none_or(|until| until > now));
         pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
         Ok((holds, pauses))
@@ -154,10 +154,10 @@ impl ConnectedTarget {
 
     /// Pinned revisions, with their owners.
     pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
-        let page = self.state.range(pin::KEY_PREFIX, None, usize::MAX).await;
+        let page = self.state.range(keys::PIN_PREFIX, None, usize::MAX).await;
         let page = page.map_err(|error| self.failure(&error))?;
         let pin = |entry: &crate::store::Entry| {
-            let owner = entry.key.strip_prefix(pin::KEY_PREFIX)?.to_owned();
+            let owner = keys::pin_owner(&entry.key)?.to_owned();
             Some((owner, serde_json::from_slice(&entry.value).ok()?))
         };
         Ok(page.entries.iter().filter_map(pin).collect())

@@ -17,7 +17,7 @@ use crate::execute::journal::{self, Call};
 use crate::execute::{self, RecoveryError, StepResult};
 use crate::model::{Desired, HoldReason, Plan};
 use crate::store::lease::LEASE_TTL;
-use crate::store::{Error, Holder, Lease, LeaseAttempt, Store};
+use crate::store::{Error, Holder, Lease, LeaseAttempt, Store, keys};
 
 /// Time that a pass spends on calls of crashed runs, the minimum per call, and the delay before the next attempt.
 const RECOVERY_BUDGET: Duration = Duration::from_secs(3);
@@ -110,7 +110,7 @@ impl<T: Target> Reconciler<'_, T> {
             return Ok(Some(lease.clone()));
         }
         let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::now().0));
-        let name = format!("writer/{}", self.config.rules.owner);
+        let name = keys::writer_lease_name(&self.config.rules.owner);
         self.writer = match state.take_lease(&name, &holder, LEASE_TTL).await? {
             LeaseAttempt::Ours(lease) => Some(lease),
             LeaseAttempt::Theirs { .. } => None,

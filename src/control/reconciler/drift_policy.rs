@@ -7,7 +7,7 @@ use super::super::Target;
 use super::Reconciler;
 use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan};
 use crate::source::SourceState;
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 /// The revision that everything converged to.
 pub(super) struct AppliedRevision {
@@ -40,7 +40,7 @@ impl<T: Target> Reconciler<'_, T> {
     }
 
     fn applied_key(&self) -> String {
-        format!("source/{}/applied", self.config.rules.owner)
+        keys::applied_revision(&self.config.rules.owner)
     }
 
     /// Everything matches this revision: later differences are drift.

@@ -31,7 +31,7 @@ use self::poll::{LastCommit, PollResult, Poller};
 use super::last_good::LastGood;
 use super::{ChangeSignal, PostProcess, SourceError, SourceState};
 use crate::clock;
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// Delay while another step has to finish first.
 const IDLE: Duration = Duration::from_secs(1);
@@ -218,7 +218,7 @@ impl Git {
     }
 
     fn key(&self) -> String {
-        format!("source/{}/git", self.config.owner)
+        keys::last_commit(&self.config.owner)
     }
 
     /// The last accepted commit of this branch, by any leader.

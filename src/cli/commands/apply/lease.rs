@@ -12,7 +12,7 @@ use crate::cli::{Exit, Failure};
 use crate::clock::now;
 use crate::model::Time;
 use crate::store::lease::{LEASE_TTL, LeaseLost, renew_until_lost};
-use crate::store::{Holder, Lease, LeaseAttempt, Store};
+use crate::store::{Holder, Lease, LeaseAttempt, Store, keys};
 
 /// A held writer lease.
 pub struct WriterLease {
@@ -49,7 +49,7 @@ async fn take_lease(live: &ConnectedTarget, owner: &str, timeout: Duration) -> R
     let holder = Holder::this(format!("apply-{}-{}", std::process::id(), now().0));
     let begin = Instant::now();
     loop {
-        let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE_TTL).await;
+        let taken = live.state.take_lease(&keys::writer_lease_name(owner), &holder, LEASE_TTL).await;
         match taken.map_err(|error| live.failure(&error))? {
             LeaseAttempt::Ours(lease) => return Ok(lease),
             LeaseAttempt::Theirs { holder, .. } if begin.elapsed() >= timeout => {

@@ -15,7 +15,7 @@ use crate::execute::{StepOutcome, StepResult};
 use crate::model::{
     Hold, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Op, ProcessKey, Step,
 };
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 /// Time limit for the operations of one command.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -99,7 +99,7 @@ async fn operate_and_hold(
             reason: Some(args.terms.reason.clone().unwrap_or_else(|| format!("manual {op}"))),
             until,
         };
-        txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
+        txn = txn.and(Txn::put(keys::hold(key), serde_json::to_vec(&hold).unwrap_or_default()));
     }
     live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
     let many = steps.len();
