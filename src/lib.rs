@@ -35,11 +35,15 @@
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
+//! - `backoff`: retry delays: growth, cap and jitter.
 //! - [`clock`]: the wall clock, time zones and crontab schedules.
 //! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
 //! - `failpoint`: crash points for tests, in debug builds only.
+//! - `ids`: generated ids and secrets.
 //! - `malloc`: allocator settings of long-running processes.
+//! - `metrics`: encoder of the Prometheus text format.
 //! - `permissions`: which other users can change or read a file or folder.
+//! - `proc`: kernel information from /proc: boot id, host name, state of processes.
 //!
 //! # Invariants
 //! - `model` and `reconcile` depend only on std, serde and blake3: no I/O, no clock.
@@ -51,6 +55,7 @@
 pub mod agent;
 pub mod agent_protocol;
 pub mod backend;
+mod backoff;
 pub mod cli;
 pub mod clock;
 pub mod control;
@@ -61,11 +66,14 @@ mod failpoint;
 pub mod gateway;
 pub mod gse;
 pub mod http;
+mod ids;
 pub mod import;
 mod malloc;
 pub mod manifest;
+mod metrics;
 pub mod model;
 mod permissions;
+mod proc;
 pub mod reconcile;
 pub mod source;
 pub mod store;

@@ -87,6 +87,7 @@ use self::state::{InstanceState, load_all, result_key};
 use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, ToAgent};
 use crate::clock;
 use crate::gse::codes::RowCode;
+use crate::ids::fresh_id;
 use crate::model::{HostKey, InstanceKey};
 use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
@@ -411,16 +412,4 @@ pub fn agent_name(folder: &Path) -> Result<String, String> {
             Ok(name)
         }
     }
-}
-
-/// An id that no other user can guess: 128 random bits from the kernel.
-fn fresh_id() -> String {
-    use ring::rand::SecureRandom;
-    let mut bytes = [0; 16];
-    if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        // A launch id that can be guessed proves nothing.
-        tracing::error!("cannot read random bytes from the kernel: the agent cannot continue");
-        std::process::abort();
-    }
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

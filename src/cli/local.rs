@@ -109,8 +109,7 @@ impl Home {
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
         let pid: u32 = text.trim().parse().ok()?;
-        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        Some((pid, words.split(|byte| *byte == 0).any(|word| word == BACKGROUND.as_bytes())))
+        Some((pid, crate::proc::arguments(pid).iter().any(|word| word == BACKGROUND.as_bytes())))
     }
 
     /// Whether the last local system crashed: its address remains, and no system runs.
@@ -126,10 +125,7 @@ impl Home {
         {
             return Ok(text.trim().to_owned());
         }
-        let mut bytes = [0; 24];
-        let made = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-        made.map_err(|error| failed("cannot read", Path::new("/dev/urandom"), &error))?;
-        let secret: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let secret = crate::ids::fresh_secret();
         self.write(name, &secret)?;
         Ok(secret)
     }

@@ -4,13 +4,13 @@
 //! a killed run has an entry, too. The newest [`MAX_ENTRIES`] are kept.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::clock;
 use crate::execute::StepResult;
+use crate::ids;
 use crate::model::{HeldChange, InstanceKey, Op, Plan, Step, Time};
 use crate::store::{Error, Store, Txn, keys};
 
@@ -23,11 +23,8 @@ pub const MAX_ENTRIES: usize = 1000;
 /// Maximum number of old entries deleted with a new one: a long backlog is reduced over several writes.
 const MAX_PRUNED_PER_WRITE: usize = 100;
 
-/// A unique key: two entries may start in the same millisecond.
 fn entry_key(owner: &str, at: Time) -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-    keys::history(owner, at, std::process::id(), nth)
+    keys::history(owner, &ids::ordered_id(at))
 }
 
 /// Adds an entry and deletes the oldest ones beyond the limit.
@@ -133,6 +130,5 @@ pub fn user() -> String {
 
 /// The user who runs this, and the host name.
 pub fn user_at_host() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}@{}", user(), host.trim())
+    format!("{}@{}", user(), crate::proc::host_name())
 }

@@ -33,7 +33,6 @@ pub mod status;
 pub mod suspended;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -50,6 +49,7 @@ use crate::backend::{Backend, ChangeStream};
 use crate::clock;
 use crate::execute::world::Observation;
 use crate::execute::{ActiveHolds, ExecutionContext, Precheck};
+use crate::ids;
 use crate::manifest::Limits;
 use crate::model::{
     Desired, DesiredInstance, Hold, InstanceKey, Observed, ObservedInstance, Pause, Plan, ProcessKey, Step,
@@ -185,7 +185,7 @@ struct ControlLoop<'a, T> {
 
 impl<T: Target> ControlLoop<'_, T> {
     async fn run_loop(mut self, source: &mut Source, mut stop: watch::Receiver<bool>) {
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::now().0));
+        let holder = Holder::this(ids::holder_id("watch", clock::now()));
         let (state, owner) = (self.target.state(), &self.config.rules.owner);
         let Some(mut leader) = self.acquire_leadership(&holder, &mut stop).await else { return };
         let mut renewed = Instant::now();
@@ -367,7 +367,5 @@ pub fn execution_context(
 
 /// A unique run id.
 fn new_run_id() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{:013}-{}-{nth}", clock::now().0, std::process::id())
+    ids::ordered_id(clock::now())
 }

@@ -1,25 +1,26 @@
 //! Controller metrics in the Prometheus text format.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
 
 use super::api::{HOSTING, converged, health_of, hosting_of};
 use crate::clock;
 use crate::control::status::{
     BUCKETS, ControllerStatus, DurationHistogram, Role, Severity, StatusBoard, SyncStatus,
 };
+use crate::metrics::MetricsText;
 use crate::model::Health;
 
 pub fn text(board: &StatusBoard, readers: usize) -> String {
     let status = board.status();
-    let mut page = MetricsText(String::new());
+    let mut page = MetricsText::default();
     instances(&mut page, &status);
-    page.times(
+    times(
+        &mut page,
         "abide_reconcile_seconds",
         "Duration of reconcile passes: load, observe, plan.",
         &status.passes,
     );
-    page.times("abide_run_seconds", "Duration of plan executions, per component.", &status.runs);
+    times(&mut page, "abide_run_seconds", "Duration of plan executions, per component.", &status.runs);
     page.head("abide_operations_total", "counter", "Finished operations by operation and outcome.");
     for ((op, outcome), n) in &status.operations {
         page.line("abide_operations_total", &[("op", op), ("outcome", outcome)], n);
@@ -43,7 +44,7 @@ pub fn text(board: &StatusBoard, readers: usize) -> String {
         page.line("abide_problems", &[("severity", label)], many);
     }
     single_values(&mut page, board, &status, readers);
-    page.0
+    page.into_text()
 }
 
 fn instances(page: &mut MetricsText, status: &ControllerStatus) {
@@ -106,35 +107,11 @@ fn single_values(page: &mut MetricsText, board: &StatusBoard, status: &Controlle
         ("abide_event_readers", "Open event streams.", readers as f64),
         ("abide_started_timestamp_seconds", "Start time of the controller.", board.began.0 as f64 / 1000.0),
     ] {
-        page.head(name, "gauge", help);
-        page.line(name, &[], value);
+        page.single(name, "gauge", help, value);
     }
 }
 
-struct MetricsText(String);
-
-impl MetricsText {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn times(&mut self, name: &str, help: &str, times: &DurationHistogram) {
-        self.head(name, "histogram", help);
-        let (bucket, mut sum) = (format!("{name}_bucket"), 0);
-        for (most, n) in BUCKETS.iter().zip(times.buckets) {
-            sum += n;
-            self.line(&bucket, &[("le", &most.to_string())], sum);
-        }
-        self.line(&bucket, &[("le", "+Inf")], times.all);
-        self.line(&format!("{name}_sum"), &[], times.seconds);
-        self.line(&format!("{name}_count"), &[], times.all);
-    }
-
-    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
-        let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let pairs: Vec<String> =
-            labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
-        let labels = if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
-    }
+fn times(page: &mut MetricsText, name: &str, help: &str, times: &DurationHistogram) {
+    let buckets = BUCKETS.into_iter().zip(times.buckets);
+    page.histogram(name, help, buckets, times.seconds, times.all);
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::backoff::BackoffPolicy;
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
 
@@ -19,7 +20,7 @@ pub const DEFAULT_TEMPLATE: &str = r#"{"text": "{{title}}\n{{text}}"}"#;
 /// Timeout of one attempt, maximum attempts, and the first delay between attempts.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
-const FIRST_DELAY: Duration = Duration::from_millis(500);
+const DELAYS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(500), Duration::from_secs(60));
 
 /// A JSON text with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +147,6 @@ impl Notifier {
             level: entry.level.word().to_owned(),
         };
         let body = self.template.get().render(&message);
-        let mut wait = FIRST_DELAY;
         for nth in 1..=MAX_ATTEMPTS {
             match self.to.post(body.clone(), SEND_TIMEOUT).await {
                 Ok(()) => {
@@ -161,8 +161,7 @@ impl Notifier {
                     return;
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait *= 2;
+            tokio::time::sleep(DELAYS.after(nth)).await;
         }
     }
 }

@@ -13,6 +13,7 @@ use super::{GRACE, ledger};
 use crate::backend::{
     Backend, BackendError, InstanceQuery, OperationState, OperationStatus, Task, name_of_move,
 };
+use crate::backoff::BackoffPolicy;
 use crate::model::{
     AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, SpecSide, Step, Time,
 };
@@ -190,7 +191,7 @@ async fn await_restarts<B: Backend>(
         }
         if !open.is_empty() {
             tokio::time::sleep(interval).await;
-            interval = (interval * 2).min(MAX_POLL_INTERVAL);
+            interval = BackoffPolicy::doubling(POLL_INTERVAL, MAX_POLL_INTERVAL).next(interval);
         }
     }
     Ok(())

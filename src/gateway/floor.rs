@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard};
 use tracing::warn;
 
 use super::tasks::MAX_ROWS;
-use super::{ApiError, Gateway, fresh_id};
+use super::{ApiError, Gateway};
 use crate::agent_protocol::Join;
 use crate::clock;
+use crate::ids::fresh_id;
 use crate::store::{Outcome, Store, Txn, keys};
 
 /// Numbers follow the clock in milliseconds. A number more than a week ahead comes from a broken clock or a forged

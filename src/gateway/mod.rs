@@ -220,11 +220,3 @@ impl From<serde_json::Error> for ApiError {
 fn now_secs() -> i64 {
     clock::now().0 / 1000
 }
-
-/// A unique id.
-fn fresh_id() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let (one, other) =
-        (RandomState::new().hash_one(clock::now().0), RandomState::new().hash_one(std::process::id()));
-    format!("{one:016x}{other:016x}")
-}

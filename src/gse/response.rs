@@ -43,9 +43,7 @@ impl<T> Envelope<T> {
 
     /// JOB adds a request id, and permissions that are always null.
     pub fn as_job(self) -> Envelope<T> {
-        use std::hash::{BuildHasher, RandomState};
-        let request_id = format!("{:016x}", RandomState::new().hash_one(EnvelopeCode::OK));
-        Envelope { request_id: Some(request_id), permission: Some(Value::Null), ..self }
+        Envelope { request_id: Some(crate::ids::request_id()), permission: Some(Value::Null), ..self }
     }
 
     pub fn failed(code: EnvelopeCode, message: impl Into<String>) -> Envelope<T> {

@@ -56,7 +56,7 @@
 //! An owner may contain `/`; a part that may contain any character is the last of its key. A `_PREFIX` constant or
 //! `_prefix` function ends with `/`, so that a range never includes keys of another prefix.
 
-use crate::model::{HostKey, InstanceKey, Name, Time};
+use crate::model::{HostKey, InstanceKey, Name};
 
 // Keys of the gateway.
 
@@ -316,9 +316,9 @@ pub fn snapshot_texts_prefix(owner: &str) -> String {
     format!("snap/{owner}/text/")
 }
 
-/// 13 digits keep the order of entries by time.
-pub fn history(owner: &str, at: Time, pid: u32, nth: u64) -> String {
-    format!("{}{:013}-{pid}-{nth}", owner_history_prefix(owner), at.0)
+/// `id`: `TIME-PID-N`, which sorts by time.
+pub fn history(owner: &str, id: &str) -> String {
+    format!("{}{id}", owner_history_prefix(owner))
 }
 
 pub fn owner_history_prefix(owner: &str) -> String {
@@ -413,8 +413,7 @@ mod tests {
             (snapshots_prefix(owner), "snap/team/ops/rev/"),
             (snapshot_lists_prefix(owner), "snap/team/ops/list/"),
             (snapshot_texts_prefix(owner), "snap/team/ops/text/"),
-            (history(owner, Time(1_763_424_000_000), 42, 3), "history/team/ops/1763424000000-42-3"),
-            (history(owner, Time(7), 42, 3), "history/team/ops/0000000000007-42-3"),
+            (history(owner, "1763424000000-42-3"), "history/team/ops/1763424000000-42-3"),
             (instance_state(&instance), "proc/0:10.0.0.7:web:api"),
             (launch_intent(&instance), "intent/0:10.0.0.7:web:api"),
             (pending_operation(&instance), "pending/0:10.0.0.7:web:api"),

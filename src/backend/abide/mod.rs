@@ -215,9 +215,9 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
 
 /// Percent-encodes a page key for a URL.
 fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-    let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(one).collect()
+    use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+    const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
 #[cfg(test)]

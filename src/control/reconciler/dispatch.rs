@@ -15,6 +15,7 @@ use super::Reconciler;
 use crate::clock;
 use crate::execute::journal::{self, Call};
 use crate::execute::{self, RecoveryError, StepResult};
+use crate::ids;
 use crate::model::{Desired, HoldReason, Plan};
 use crate::store::lease::LEASE_TTL;
 use crate::store::{Error, Holder, Lease, LeaseAttempt, Store, keys};
@@ -109,7 +110,7 @@ impl<T: Target> Reconciler<'_, T> {
         {
             return Ok(Some(lease.clone()));
         }
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::now().0));
+        let holder = Holder::this(ids::holder_id("watch", clock::now()));
         let name = keys::writer_lease_name(&self.config.rules.owner);
         self.writer = match state.take_lease(&name, &holder, LEASE_TTL).await? {
             LeaseAttempt::Ours(lease) => Some(lease),

@@ -12,14 +12,16 @@ use tracing::warn;
 
 use super::{Chains, Flight, Run};
 use crate::backend::{Backend, BackendError, Operation, Task};
+use crate::backoff::BackoffPolicy;
 use crate::execute::journal::{Call, Journal, JournaledStep};
 use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
 use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
 use crate::store::Store;
 
-/// Maximum attempts for a call that had no effect, and the base of the delay between them.
+/// Maximum attempts for a call that had no effect, and the delays between them.
 const MAX_ATTEMPTS: u32 = 5;
-const RETRY_BASE: Duration = Duration::from_millis(10);
+const RETRIES: BackoffPolicy =
+    BackoffPolicy::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
 
 /// Why a call has no task.
 enum SendError {
@@ -133,7 +135,7 @@ async fn submit<B: Backend, S: Store>(
             {
                 in_doubt |= fault == BackendError::NoAnswer;
                 warn!(%fault, attempts, "call failed; retrying");
-                tokio::time::sleep(RETRY_BASE * 4u32.pow(attempts)).await;
+                tokio::time::sleep(RETRIES.after(attempts)).await;
             }
             Err(_) if in_doubt => break Err(BackendError::NoAnswer),
             sent => break sent,

@@ -104,17 +104,8 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Decodes `%40` and the like; an invalid sequence stays as it is.
 fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let digits =
-            bytes.get(at + 1..at + 3).filter(|two| *byte == b'%' && two.iter().all(u8::is_ascii_hexdigit));
-        let value = digits.and_then(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
-        out.push(value.unwrap_or(*byte));
-        at += if value.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+    let bytes = percent_encoding::percent_decode_str(text);
+    bytes.decode_utf8().map_or_else(|_| text.to_owned(), |decoded| decoded.into_owned())
 }
 
 /// One address per source, the same for every user. In ssh a user name is part of the address and not a secret.

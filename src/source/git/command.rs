@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{Address, is_loopback, masked};
 use super::version;
+use crate::backoff::BackoffPolicy;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Time limit of commands on our own mirror.
@@ -232,7 +233,8 @@ impl GitCommand {
     /// Waits until the child ends, its time limit passes, or we are stopped.
     fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, String> {
         let begin = Instant::now();
-        let mut pause = Duration::from_millis(1);
+        let poll = BackoffPolicy::doubling(Duration::from_millis(1), Duration::from_millis(20));
+        let mut pause = poll.first();
         loop {
             if let Some(status) =
                 child.try_wait().map_err(|error| format!("cannot wait for {name}: {error}"))?
@@ -247,7 +249,7 @@ impl GitCommand {
                 return Err(format!("{name} {why}, and was ended"));
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            pause = poll.next(pause);
         }
     }
 }

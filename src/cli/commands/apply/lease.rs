@@ -10,6 +10,7 @@ use super::GRACE;
 use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
+use crate::ids;
 use crate::model::Time;
 use crate::store::lease::{LEASE_TTL, LeaseLost, renew_until_lost};
 use crate::store::{Holder, Lease, LeaseAttempt, Store, keys};
@@ -46,7 +47,7 @@ impl WriterLease {
 }
 
 async fn take_lease(live: &ConnectedTarget, owner: &str, timeout: Duration) -> Result<Lease, Failure> {
-    let holder = Holder::this(format!("apply-{}-{}", std::process::id(), now().0));
+    let holder = Holder::this(ids::holder_id("apply", now()));
     let begin = Instant::now();
     loop {
         let taken = live.state.take_lease(&keys::writer_lease_name(owner), &holder, LEASE_TTL).await;
