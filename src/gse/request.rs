@@ -302,12 +302,30 @@ impl HostWire {
 }
 
 impl SpecWire {
-    /// The spec with only the fields that were sent. The identity is required in full.
-    pub fn spec(&self) -> Result<Spec, RequestError> {
+    fn required_identity(&self) -> Result<Identity, RequestError> {
         let identity = self.identity.as_ref().ok_or_else(|| RequestError::missing("spec.identity"))?;
         let required = |field: &str, text: &Option<String>| {
             text.clone().ok_or_else(|| RequestError::missing(&format!("spec.identity.{field}")))
         };
+        let value_key = one(
+            "spec.identity.value_key",
+            "spec.identity.index_key",
+            identity.value_key.clone(),
+            identity.index_key.clone(),
+        )?;
+        Ok(Identity {
+            proc_name: required("proc_name", &identity.proc_name)?,
+            setup_path: required("setup_path", &identity.setup_path)?,
+            pid_path: required("pid_path", &identity.pid_path)?,
+            config_path: identity.config_path.clone(),
+            log_path: identity.log_path.clone(),
+            user: Some(required("user", &identity.user)?),
+            value_key,
+        })
+    }
+
+    /// The spec with only the fields that were sent. The identity is required in full.
+    pub fn spec(&self) -> Result<Spec, RequestError> {
         let share = |field: &str, value: Option<f64>| match value.map(Percent::new) {
             Some(None) => Err(RequestError::new(
                 format!("spec.resource.{field}"),
@@ -325,12 +343,6 @@ impl SpecWire {
             self.alive_monitor_policy.clone(),
         )?
         .unwrap_or_default();
-        let value_key = one(
-            "spec.identity.value_key",
-            "spec.identity.index_key",
-            identity.value_key.clone(),
-            identity.index_key.clone(),
-        )?;
         // Misspelled in the documents' examples.
         let crontab_rule = monitor.crontab_rule.or(monitor.crotab_rule);
         let job = self.job.clone().unwrap_or_default();
@@ -340,26 +352,11 @@ impl SpecWire {
                 RequestError::new("spec.monitor_policy.auto_type", format!("is {code}: {why}"))
             })?,
         };
-        let start_mode = match control.start_mode.as_deref() {
-            None => None,
-            Some("daemon") => Some(StartMode::Daemon),
-            Some("foreground") => Some(StartMode::Foreground),
-            Some(_) => {
-                return Err(RequestError::new("spec.control.start_mode", "is neither daemon nor foreground"));
-            }
-        };
+        let start_mode = start_mode(control.start_mode.as_deref())?;
         let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
         Ok(Spec {
             labels: BTreeMap::new(),
-            identity: Identity {
-                proc_name: required("proc_name", &identity.proc_name)?,
-                setup_path: required("setup_path", &identity.setup_path)?,
-                pid_path: required("pid_path", &identity.pid_path)?,
-                config_path: identity.config_path.clone(),
-                log_path: identity.log_path.clone(),
-                user: Some(required("user", &identity.user)?),
-                value_key,
-            },
+            identity: self.required_identity()?,
             control: Control {
                 start_cmd: control.start_cmd,
                 stop_cmd: control.stop_cmd,
@@ -401,6 +398,15 @@ impl SpecWire {
                 start_check_end_time: job.start_check_end_time,
             },
         })
+    }
+}
+
+fn start_mode(word: Option<&str>) -> Result<Option<StartMode>, RequestError> {
+    match word {
+        None => Ok(None),
+        Some("daemon") => Ok(Some(StartMode::Daemon)),
+        Some("foreground") => Ok(Some(StartMode::Foreground)),
+        Some(_) => Err(RequestError::new("spec.control.start_mode", "is neither daemon nor foreground")),
     }
 }
 

@@ -108,18 +108,21 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
             console.has_changes = true;
             info!(steps = ended.len(), ?took, "plan executed");
         }
-        // Printed once, not at every retry.
-        ControllerEvent::Failure { why } if console.failure != *why => {
-            info!(%why, "reconcile failed");
-            printer.to_stderr(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
-            (*why).clone_into(&mut console.failure);
-        }
-        ControllerEvent::Failure { why } => info!(%why, "reconcile failed"),
+        ControllerEvent::Failure { why } => print_failure(why, console, printer),
         ControllerEvent::Idle { settled, held } => print_idle(*settled, *held, console, printer),
         ControllerEvent::ExecutionStarted { .. }
         | ControllerEvent::PassStarted
         | ControllerEvent::PassFinished { .. }
         | ControllerEvent::Tick => {}
+    }
+}
+
+/// A failure is printed once, not at every retry.
+fn print_failure(why: &str, console: &mut ConsoleState, printer: &Printer) {
+    info!(%why, "reconcile failed");
+    if console.failure != why {
+        printer.to_stderr(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
+        why.clone_into(&mut console.failure);
     }
 }
 
