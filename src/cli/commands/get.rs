@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::SelectArgs;
-use crate::cli::output::print::{BOLD, Printer, problem, visible};
+use crate::cli::output::print::{Printer, problem, visible};
+use crate::cli::output::table::{Align, Table};
 use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
@@ -322,20 +323,11 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),
         _ => cell(&row[field]),
     };
-    let cells: Vec<Vec<String>> =
-        rows.iter().map(|row| fields.iter().map(|field| shown(row, field)).collect()).collect();
-    let width = |at: usize| {
-        cells.iter().map(|row| row[at].chars().count()).chain([fields[at].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..fields.len()).map(width).collect();
-    let line = |texts: Vec<String>| {
-        let padded = texts.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let head = line(fields.iter().map(|field| field.to_uppercase()).collect());
-    let mut text = format!("{BOLD}{head}{BOLD:#}\n");
-    text.extend(cells.into_iter().map(|row| line(row) + "\n"));
-    text
+    let mut table = Table::new(fields.iter().map(|field| (field.to_uppercase(), Align::Left)));
+    for row in rows {
+        table.row(fields.iter().map(|field| shown(row, field)).collect());
+    }
+    table.text()
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::cli::args::{PlainForm, parse_switch};
-use crate::cli::output::print::{BOLD, Printer, visible};
+use crate::cli::output::print::{Printer, visible};
+use crate::cli::output::table::{Align, Table};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
@@ -106,23 +107,20 @@ fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
         printer.data(&format!("{:#}\n", Value::Array(rows)));
         return Ok(Exit::Done);
     }
-    let mut text = format!(
-        "{BOLD}{:<20} {:<7} {:>10}  {:<12} HOLDER{BOLD:#}\n",
-        "OWNER", "KIND", "GENERATION", "EXPIRES IN"
-    );
+    let mut table = Table::new([
+        ("OWNER", Align::Left),
+        ("KIND", Align::Left),
+        ("GENERATION", Align::Right),
+        ("EXPIRES IN", Align::Left),
+        ("HOLDER", Align::Left),
+    ]);
     for (name, record) in &leases {
         let (kind, owner) = keys::lease_name_parts(name);
         let left = remaining_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
         let who = record.holder.as_ref().map_or("free".to_owned(), describe_holder);
-        text.push_str(&format!(
-            "{:<20} {:<7} {:>10}  {left:<12} {}\n",
-            visible(owner),
-            visible(kind),
-            record.generation,
-            visible(&who)
-        ));
+        table.row(vec![visible(owner), visible(kind), record.generation.to_string(), left, visible(&who)]);
     }
-    printer.styled(&text);
+    printer.styled(&table.text());
     Ok(Exit::Done)
 }
 
