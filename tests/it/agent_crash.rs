@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::fixtures::workspace::Workspace;
 use crate::support::{needs, needs_root, project, skip, until};
 use crate::system::{System, is_alive, kill, lines, processes};
 
@@ -213,7 +214,7 @@ fn a_reused_pid_is_not_touched() {
     if !allowed.is_ok_and(|status| status.success()) {
         return skip("the kernel refuses a pid namespace");
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let script = project().join("tests/it/reuse.sh");
     let output = Command::new("unshare")
         .args(["-p", "-f", "--mount-proc", "--kill-child", "bash"])

@@ -12,6 +12,7 @@ use abide::store::Embedded;
 use serde_json::Value;
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::fixtures::machine::start_logged;
 use crate::support::{needs, until};
 use crate::system::{is_alive, kill};
 
@@ -59,13 +60,11 @@ impl Repo {
         let url = self.machine.path("origin.git").display().to_string();
         let mut args = vec!["watch", "--git", &url, "--interval", "1s", "--listen", "127.0.0.1:0"];
         args.extend(more);
-        let out = std::fs::File::create(self.machine.path(log)).expect("a file");
-        let both = out.try_clone().expect("a file");
         let mut command = self.machine.command(&args);
         command.env("HOME", self.machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
-        let child = command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
-        until("it is ready", || self.read_log(log).contains("ready http://"));
-        KillOnDrop(child)
+        let watch = start_logged(&mut command, &self.machine.path(log));
+        until("watch is ready", || self.read_log(log).contains("ready http://"));
+        watch
     }
 
     pub fn read_log(&self, log: &str) -> String {
@@ -170,8 +169,8 @@ fn each_commit_is_applied_and_recorded() {
     });
     assert!(machine.run(&["history"]).1.contains(&second[..12]));
     // One broken file: told with its place in the repository; the others go on, and nothing is pruned.
-    let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
-    std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
+    let good = machine.manifest_text("a");
+    machine.edit("a", "start_cmd", "strat_cmd");
     std::fs::remove_file(machine.path("m/b.yaml")).expect("a file");
     machine.process("c", "1", "");
     let calm = machine.pids();
@@ -486,13 +485,11 @@ fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
         .expect("a file");
     std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
     let watch = |log: &str, patience: &str| {
-        let out = std::fs::File::create(machine.path(log)).expect("a file");
-        let both = out.try_clone().expect("a file");
         let args =
             ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience, "--listen", "127.0.0.1:0"];
         let mut command = machine.command(&args);
         command.env("GIT_SSH_COMMAND", &ssh).env("HOME", machine.path("."));
-        KillOnDrop(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+        start_logged(&mut command, &machine.path(log))
     };
     let asked = || std::fs::read_to_string(&pid).ok()?.trim().parse::<u32>().ok();
     let first = watch("first", "1s");

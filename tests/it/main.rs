@@ -1,4 +1,4 @@
-//! One binary for all integration tests. Each file is one claim about the product.
+//! Integration tests: one binary, one module per claim about the product. `fixtures` holds what they share.
 
 mod agent;
 mod agent_crash;
@@ -15,12 +15,11 @@ mod command_output;
 mod config_trust;
 mod controller_crash;
 mod convert;
-mod cutting_proxy;
 mod daemon_io;
 mod dialects;
 mod execute;
-mod fake;
 mod fencing;
+mod fixtures;
 mod gateway;
 mod get_status;
 mod git;
@@ -29,7 +28,6 @@ mod guessing;
 mod host_policy;
 mod hostile_manifests;
 mod hostile_platform;
-mod http;
 mod import;
 mod interrupted;
 mod last_good;
@@ -61,16 +59,13 @@ mod samples;
 mod schema;
 mod secrets;
 mod serve;
-mod server;
 mod session_cuts;
 mod sim;
 mod soak;
 mod sources;
 mod squatting;
 mod store;
-mod support;
 mod sync_status;
-mod system;
 mod unowned_processes;
 mod unowned_processes_property;
 mod upgrade;
@@ -82,3 +77,5 @@ mod watch_restart;
 mod wire;
 mod wire_golden;
 mod worlds;
+
+use fixtures::{cutting_proxy, fake, http, server, support, system};

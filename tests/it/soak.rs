@@ -17,7 +17,7 @@ use std::time::Duration;
 use abide::backend::sim::{Faults, LATE_SECS, Proc};
 use abide::control::spec_history::ManifestHistory;
 use abide::control::{self, ControllerConfig, ControllerEvent};
-use abide::manifest::{Limits, load_text};
+use abide::manifest::Limits;
 use abide::model::{Desired, Dialect, Hold, HostKey, InstanceKey, Pause, State};
 use abide::reconcile::{Caps, Rules};
 use abide::source::Source;
@@ -25,6 +25,7 @@ use abide::source::in_memory::InMemory;
 use tokio::sync::{Notify, watch};
 
 use crate::fake::{Fake, no_faults};
+use crate::fixtures::manifest::{self, Manifest};
 
 const HOSTS: u64 = 3;
 const NAMES: [&str; 4] = ["api", "db", "cache", "queue"];
@@ -208,25 +209,20 @@ struct DesiredProcesses(BTreeMap<&'static str, (u32, bool)>);
 
 impl DesiredProcesses {
     fn desired(&self) -> Desired {
-        let mut text = String::new();
-        for name in NAMES {
+        let one = |name: &str| {
             let (version, stopped) = self.0.get(name).copied().unwrap_or_default();
-            let depends = if name == "api" { "depends_on: [db]\n" } else { "" };
-            // One is restarted, the other stopped and started.
-            let restart = if name < "d" { ", restart_cmd: ./restart" } else { "" };
-            let state = if stopped && name != "db" { "stopped" } else { "running" };
-            text.push_str(&format!(
-                "---\napiVersion: abide/v1\nkind: Process\nstate: {state}\nmeta: {{namespace: web, name: {name}}}\n{depends}hosts:\n"
-            ));
-            text.extend((1..=HOSTS).map(|n| format!("  - {{ip: 10.0.0.{n}, bk_cloud_id: 0}}\n")));
-            text.push_str(&format!(
-                "spec:\n  identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-                 control: {{start_cmd: ./run {version}, stop_cmd: ./stop{restart}}}\n  monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n"
-            ));
-        }
-        let loaded = load_text("fleet.yaml", text, &Limits::default());
-        assert_eq!(loaded.problems, []);
-        loaded.desired
+            let manifest = Manifest::remote(name)
+                .hosts(HOSTS)
+                .field("state", if stopped && name != "db" { "stopped" } else { "running" })
+                .start_cmd(&format!("./run {version}"))
+                .stop_cmd("./stop")
+                .monitor("auto_type", 1)
+                .monitor("start_check_secs", 0);
+            let manifest = if name == "api" { manifest.depends_on(&["db"]) } else { manifest };
+            // Some have a restart command, the others are stopped and started.
+            if name < "d" { manifest.control("restart_cmd", "./restart") } else { manifest }
+        };
+        manifest::desired(NAMES.map(one))
     }
 }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use abide::store::{Change, Embedded, Error, Holder, LeaseAttempt, Outcome, Store, Txn, Write};
 
+use crate::support::until;
+
 /// Runs a future to its end.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
@@ -295,7 +297,7 @@ fn a_damaged_file_is_refused_with_a_hint() {
         }
     });
     // Everything is in the main file once the last connection is closed; the writer's thread may still be at it.
-    wait_until(|| !file.with_file_name("store.db-wal").exists());
+    until("the log file is removed", || !file.with_file_name("store.db-wal").exists());
     let good = std::fs::read(&file).expect("a file");
     type Damage = fn(&mut Vec<u8>);
     let damage: [(&str, Damage); 5] = [
@@ -386,14 +388,6 @@ fn a_damaged_change_is_not_streamed() {
         let told = store.changes("b", 0).await;
         assert!(matches!(told, Err(Error::Corrupt { .. })), "{told:?}");
     });
-}
-
-fn wait_until(true_now: impl Fn() -> bool) {
-    let begin = std::time::Instant::now();
-    while !true_now() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it did not come to pass");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Asks this test program to be one of the children below.
