@@ -1,5 +1,5 @@
-//! The real agent behind the real gateway, with real processes: every operation and its codes, guarding, and deaths of the
-//! agent, after which the same processes are held again and nothing is started twice.
+//! The agent behind a gateway, with real processes: every operation and its codes, supervision, and restarts of the
+//! agent that start nothing twice.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! The agent dies at every step of an operation, and whoever comes after it goes on: at most one process of an instance
-//! lives, ever, what was asked for is done, and nothing foreign is touched. And PLANNER's table of operations, row by row.
+//! Crashes of the agent at every step of an operation: at most one process of an instance lives, the next agent
+//! completes the operation, and foreign processes are not touched. Also the planner's table of operations, row by
+//! row.
 
 use std::process::Command;
 

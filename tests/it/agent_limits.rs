@@ -1,4 +1,4 @@
-//! What the gateway takes of an agent: bounded in number and size, and its absence by a clock that nobody sets.
+//! Limits of the gateway for agents: number and size of messages, and absence measured by a monotonic clock.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

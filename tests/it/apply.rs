@@ -1,4 +1,4 @@
-//! `apply` and the local system as people use them: real processes, real deaths, and nothing done twice.
+//! `apply` and the local system as users run them: real processes, real crashes, and nothing done twice.
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A platform that lets in only who shows a certificate of its CA: with it everything goes as ever; without it, with
-//! another's, or with a file that cannot be used, it is said what is wrong, and nothing is done.
+//! Client certificates: a platform accepts a certificate of its CA; a missing, foreign or unusable certificate is
+//! reported and nothing is changed.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

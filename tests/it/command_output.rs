@@ -1,4 +1,4 @@
-//! Captured output of commands is bounded in memory, whatever a command or a daemon prints.
+//! Captured output of commands: bounded in memory, whatever a command or a daemon prints.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! How what stands behaves beside its work: what it says where, when it is ready, what can be typed, and whose it is.
+//! Input and output of long-running commands: streams, readiness, arguments, and the owner.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};

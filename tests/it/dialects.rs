@@ -1,4 +1,4 @@
-//! Every dialect drives the same fleet to the same place: real processes, over our own gateway as the platform.
+//! Dialects: each drives the same fleet of real processes to the same state, with the gateway as the platform.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

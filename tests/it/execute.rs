@@ -1,4 +1,4 @@
-//! A plan is carried out against a target that does as it is told here: what is begun, what is not, and when. Time is paused.
+//! Plan execution against a scripted target: which steps start, which do not, and when. Time is paused.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

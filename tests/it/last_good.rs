@@ -1,5 +1,5 @@
-//! What was last good stays in force, whatever becomes of the files: they are gone, claimed twice, cut off from what they
-//! need, or behind a link that leads nowhere; also for a watch that begins anew.
+//! Last good manifests: they stay active when files disappear, conflict, lose their dependencies or become dangling
+//! links, also after a restart of watch.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Pid files of a launch and the check before an upgrade; control groups that an agent leaves.
+//! Files of a launch: pid files, the check before an upgrade, and control groups that an agent leaves.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! What the controller tells, asked with raw HTTP at the real program: how it stands, what happens, what changes need; webhooks,
-//! messages, systemd.
+//! The controller's HTTP API, queried over raw HTTP: status, events, authorized changes, webhooks, notifications,
+//! systemd.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Going back: an earlier revision is wanted again, with real processes, until somebody says something newer.
+//! Rollback: an earlier revision is active, with real processes, until a newer change.
 
 use abide::control::revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};

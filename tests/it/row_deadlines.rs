@@ -1,4 +1,4 @@
-//! Clocks that differ, rows that an agent never ends, and what agents may forget of operations.
+//! Deadlines of result rows: clock skew, agents that send no result, and records that agents may drop.
 
 use std::path::Path;
 use std::process::{Child, Output, Stdio};

@@ -1,4 +1,4 @@
-//! The sample fleet is valid, covers what it says, and its commands really run, with nothing but a shell.
+//! The sample fleet: valid, complete, and its commands run with a shell alone.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

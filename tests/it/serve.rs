@@ -1,5 +1,4 @@
-//! `abide serve` as it is installed: the real program, its files, its signals, what slow and greedy clients meet, a
-//! client that is not ours, and deaths in the middle of work.
+//! `serve` as installed: files, signals, slow and greedy clients, an independent client, and crashes during work.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The simulated fleet behind the `Backend` trait, with everything that goes wrong, and a controller of a few lines that
-//! looks, plans, does and expects: whatever happens meanwhile, it converges once the faults end, and does nothing twice.
+//! The simulated fleet behind the `Backend` trait, with faults, and a minimal controller: it converges once the
+//! faults end, and repeats nothing.
 
 use std::collections::BTreeMap;
 use std::pin::pin;

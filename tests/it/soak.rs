@@ -1,12 +1,9 @@
-//! The standing loop as it is, on a simulated fleet of every kind, in virtual time: people edit, things break, somebody
-//! meddles, replies are lost, calls take effect twice or long after everybody stopped waiting, hosts are silent, the
-//! controller dies in the middle of what it does and is begun anew. When that is over, everything is as wanted and stays so
-//! without another call; nothing was launched more often than people and deaths asked for; what is held or paused was not
-//! touched.
+//! The control loop on simulated fleets of every dialect, in virtual time, under edits, drift, lost replies, repeated and
+//! late calls, silent hosts and controller crashes. Afterwards everything is in sync and stays so without a call; nothing
+//! was launched more often than edits and crashes explain; held and paused instances were not touched.
 //!
-//! On our own gateway all of that holds whatever happens: a call has a name, is carried out once, and is waited for. A
-//! platform that knows no names can carry out a call long after any look could tell of it, or once more: each of these may
-//! cost a launch and one to mend it, and what such a restart put into effect no list tells. Without them, it holds there too.
+//! On our own gateway this holds under every fault: a call has an id, runs once, and is waited for. A platform without call
+//! ids may run a call late or twice, which costs a launch and its repair; without such faults the same holds there.
 //!
 //! `ABIDE_SOAK=5000` runs that many seeds, `ABIDE_SEED=7` one of them.
 

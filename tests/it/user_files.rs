@@ -1,4 +1,4 @@
-//! Files that a spec names are opened with the rights of the spec's user, and no user redirects root.
+//! Files that a spec names: the agent opens them with the rights of the spec's user.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};

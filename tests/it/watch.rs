@@ -1,4 +1,4 @@
-//! `watch` on a directory: changes are taken up, drift is repaired, what is broken changes nothing, and one leads.
+//! `watch` on a directory: applies changes, repairs drift, ignores broken manifests, and has one leader.
 
 use serde_json::{Value, json};
 

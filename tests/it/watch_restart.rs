@@ -1,5 +1,4 @@
-//! What a standing loop keeps to over restarts and changes of whom it stands for: its switches, what it gave up on, its
-//! history, and where its target is to be found.
+//! Restarts of `watch`: its switches, suspended instances, history and target survive.
 
 use std::fs;
 
