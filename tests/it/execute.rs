@@ -1,4 +1,4 @@
-//! A plan is carried out against a target that does as it is told here: what is begun, what is not, and when. Time is paused.
+//! Plan execution against a scripted target: which steps start, which do not, and when. Time is paused.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -10,7 +10,6 @@ use abide::backend::{
 use abide::control::execution_context;
 use abide::execute::active_holds::ActiveHolds;
 use abide::execute::{ExecutionContext, ExecutionResult, StepOutcome, execute, journal};
-use abide::manifest::{Limits, load_text};
 use abide::model::{
     Desired, Dialect, Health, InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Pause, Time,
 };
@@ -19,6 +18,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::fake::MemoryStore;
+use crate::fixtures::manifest::{self, Manifest};
 use crate::soak::paused;
 
 /// Does at once whatever it is told, except for what it is here to do otherwise.
@@ -104,21 +104,16 @@ impl Backend for Stub {
     }
 }
 
-/// `name: more` for each, on hosts 10.0.0.1 and so on.
-fn desired(processes: &[(&str, usize, &str)]) -> Desired {
-    let one = |(name, hosts, more): &(&str, usize, &str)| {
-        let hosts =
-            (1..=*hosts).map(|n| format!("  - {{ip: 10.0.0.{n}, bk_cloud_id: 0}}\n")).collect::<String>();
-        format!(
-            "---\napiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\n{more}\nhosts:\n{hosts}spec:\n  \
-             identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-             control: {{start_cmd: ./run, stop_cmd: ./stop}}\n"
-        )
+/// Processes by name, number of hosts from 10.0.0.1 on, and one more field as YAML.
+fn desired(processes: &[(&str, u64, &str)]) -> Desired {
+    let one = |(name, hosts, more): &(&str, u64, &str)| {
+        let manifest = Manifest::remote(name).hosts(*hosts).start_cmd("./run").stop_cmd("./stop");
+        match more.split_once(": ") {
+            Some((field, yaml)) => manifest.field(field, yaml),
+            None => manifest,
+        }
     };
-    let text = processes.iter().map(one).collect::<String>();
-    let loaded = load_text("carrying.yaml", text, &Limits::default());
-    assert_eq!(loaded.problems, []);
-    loaded.desired
+    manifest::desired(processes.iter().map(one))
 }
 
 /// As wanted, and running since then.

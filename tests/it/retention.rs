@@ -1,4 +1,4 @@
-//! What is remembered has an end, and what cannot be remembered is not begun.
+//! Retention: history has a limit, and an operation that cannot be recorded is not started.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Going back: an earlier revision is wanted again, with real processes, until somebody says something newer.
+//! Rollback: an earlier revision is active, with real processes, until a newer change.
 
 use abide::control::revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};
@@ -6,6 +6,7 @@ use abide::store::{Embedded, Store};
 use serde_json::Value;
 
 use crate::apply::Machine;
+use crate::fixtures::workspace::Workspace;
 use crate::git::Repo;
 use crate::support::{GOOD, until};
 use crate::watch::{read_log, watch};
@@ -170,7 +171,7 @@ fn a_rollback_accepts_a_commit() {
 
 #[test]
 fn the_last_twenty_revisions_are_kept() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let store = Embedded::open(&folder.path().join("state.db")).expect("a store");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let load = |version: usize| {

@@ -9,13 +9,13 @@ use abide::backend::sim::{Faults, Held, Proc};
 use abide::control::{Target, execution_context};
 use abide::execute::world::Observation;
 use abide::execute::{ExecutionContext, execute, journal, recover};
-use abide::manifest::{Limits, load_text};
 use abide::model::{Desired, Dialect, HashedSpec, HoldReason, InstanceKey, Now, Plan, Spec};
 use abide::reconcile::{Rules, reconcile};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::fake::{Fake, no_faults};
+use crate::fixtures::manifest::{self, Manifest};
 use crate::soak::paused;
 
 const OWNER: &str = "team";
@@ -24,17 +24,14 @@ const OWNER: &str = "team";
 fn desired(random: &mut fastrand::Rng) -> Desired {
     let one = |name: &str| {
         let state = ["running", "running", "running", "stopped", "unhosted", "absent"][random.usize(..6)];
-        format!(
-            "---\napiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nstate: {state}\n\
-             hosts:\n  - {{ip: 10.0.0.1, bk_cloud_id: 0}}\n  - {{ip: 10.0.0.2, bk_cloud_id: 0}}\nspec:\n  \
-             identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-             control: {{start_cmd: ./run, stop_cmd: ./stop, restart_cmd: ./restart}}\n"
-        )
+        Manifest::remote(name)
+            .hosts(2)
+            .field("state", state)
+            .start_cmd("./run")
+            .stop_cmd("./stop")
+            .control("restart_cmd", "./restart")
     };
-    let text: String = ["a", "b", "c", "d"].map(one).concat();
-    let loaded = load_text("law.yaml", text, &Limits::default());
-    assert_eq!(loaded.problems, []);
-    loaded.desired
+    manifest::desired(["a", "b", "c", "d"].map(one))
 }
 
 /// What others have in a world: their processes by pid, and their registrations.
