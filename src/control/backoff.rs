@@ -11,11 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::observed_cache::stable_fields;
 use crate::execute::StepResult;
 use crate::model::{
     Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
 };
+use crate::observe::stable_fields;
 
 const INITIAL_DELAY_SECS: u64 = 1;
 const MAX_DELAY_SECS: u64 = 300;

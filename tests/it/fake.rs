@@ -14,12 +14,11 @@ use abide::backend::{
     Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState as Said, OperationStatus,
     Scope, Task, Watermark,
 };
-use abide::control::Target;
-use abide::execute::world::{Observation, ObserveRequest};
 use abide::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, LastRun, Now, Observed, ObservedInstance, Pause,
     Plan, Time,
 };
+use abide::observe::{Observation, ObserveRequest, Target, TargetError};
 use abide::reconcile::{Caps, Rules, reconcile};
 use abide::store::{
     Change, Entry, Error, Holder, Lease, LeaseAttempt, Outcome, Page, Reset, Seq, Store, Txn, Write,
@@ -117,21 +116,23 @@ impl Target for Fake {
         "sim"
     }
 
-    async fn observe(&self, desired: &Desired, _prune: bool) -> Result<Observation, String> {
+    async fn observe(&self, desired: &Desired, _prune: bool) -> Result<Observation, TargetError> {
         let sight = ObserveRequest { target: self.name(), caps: &self.caps(), desired, whole: None };
-        Observation::observe(&self.far, &self.store, &sight).await.map_err(|blind| blind.to_string())
+        Observation::observe(&self.far, &self.store, &sight)
+            .await
+            .map_err(|cause| TargetError::observe(self.name(), cause))
     }
 
     async fn observe_and_watch(
         &self,
         desired: &Desired,
         prune: bool,
-    ) -> Result<(Observation, Option<ChangeStream>), String> {
+    ) -> Result<(Observation, Option<ChangeStream>), TargetError> {
         if !self.caps().reads_specs {
             return Ok((self.observe(desired, prune).await?, None));
         }
         let followed = self.sim().follow(&Scope::default()).await;
-        let (observed, changes) = followed.map_err(|fault| fault.to_string())?;
+        let (observed, changes) = followed.map_err(|fault| TargetError::backend(self.name(), fault))?;
         Ok((Observation::of(observed), changes))
     }
 
@@ -139,7 +140,7 @@ impl Target for Fake {
         self.sim().now()
     }
 
-    async fn active_holds(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
+    async fn active_holds(&self) -> Result<(Vec<Hold>, Vec<Pause>), TargetError> {
         Ok(self.restraints.lock().expect("a lock").clone())
     }
 }

@@ -18,6 +18,7 @@ mod convert;
 mod cutting_proxy;
 mod daemon_io;
 mod dialects;
+mod engine;
 mod execute;
 mod fake;
 mod fencing;
