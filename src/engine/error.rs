@@ -1,4 +1,4 @@
-//! Why an apply did nothing.
+//! Errors of an apply that did nothing.
 
 use crate::execute::RecoveryError;
 use crate::model::{HoldReason, Time};

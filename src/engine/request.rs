@@ -1,4 +1,4 @@
-//! What an apply is asked to do, and how its caller follows it.
+//! The request of an apply, and the events and questions for its caller.
 
 use std::time::Duration;
 
