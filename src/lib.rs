@@ -12,7 +12,8 @@
 //!
 //! reconcile: each instance ─assess→ Situation ─choose→ operations ─reasons→ PlanDraft{chains, held}
 //!            PlanDraft ─constraints→ ─waves→ Plan{waves, held, notes}
-//! execute:   Plan ─→ calls of a Backend, each journaled first ─→ results ─observe again→ nothing to do
+//! execute:   Plan ─→ calls of a Backend, each journaled first ─→ results
+//! engine:    recover, observe, plan, confirm, execute ─observe again→ nothing to do
 //! ```
 //!
 //! # Architecture
@@ -24,10 +25,12 @@
 //! - [`gse`]: wire formats of GSE and JOB: requests, responses, codes, keys.
 //! - [`agent_protocol`]: messages between a gateway and its agents.
 //! - [`backend`]: targets: the Abide gateway, BlueKing's GSE and JOB, and a simulated fleet.
-//! - [`execute`]: execution of a plan, each step exactly once across failures and crashes; observation of targets that
-//!   report little.
+//! - [`observe`]: observations of a target: rows, ledger and recent steps, live checks, recovered old specs, cache.
+//! - [`execute`]: execution of a plan, each step exactly once across failures and crashes.
+//! - [`engine`]: an apply: recover, observe, plan, confirm, lease, execute, verify, record; manual operations, stored
+//!   revisions and rollback.
 //! - [`source`]: where manifests come from: a directory or a git branch, with the last good version of broken files.
-//! - [`control`]: the control loop: follows a source and reconciles continuously; stored revisions and rollback.
+//! - [`control`]: the control loop: follows a source and reconciles continuously.
 //! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
 //! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
 //!   a gateway over HTTP.
@@ -60,6 +63,7 @@ pub mod cli;
 pub mod clock;
 pub mod control;
 pub mod dashboard;
+pub mod engine;
 mod escape;
 pub mod execute;
 mod failpoint;
@@ -72,6 +76,7 @@ mod malloc;
 pub mod manifest;
 mod metrics;
 pub mod model;
+pub mod observe;
 mod permissions;
 mod proc;
 pub mod reconcile;

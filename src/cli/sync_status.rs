@@ -11,6 +11,7 @@ use crate::clock;
 use crate::control::{pin, revisions, suspended};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
+use crate::observe::Target;
 use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
 use crate::source::set_default_user;
 

@@ -12,12 +12,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::observed_cache::stable_fields;
 use crate::backoff::BackoffPolicy;
 use crate::execute::StepResult;
 use crate::model::{
     Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
 };
+use crate::observe::stable_fields;
 
 const DELAYS: BackoffPolicy =
     BackoffPolicy::doubling(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(0.2);

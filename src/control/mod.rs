@@ -4,7 +4,7 @@
 //!
 //! A trigger (a changed file, a new commit, a change at the target, the interval) only requests a pass. Every pass
 //! ([`reconciler`]) reads the manifests ([`source`]: the last good version replaces broken files) and observes the
-//! target ([`observed_cache`]: incrementally, where the target streams changes). It then plans with the pure core,
+//! target ([`ObservedCache`](crate::observe::ObservedCache): incrementally, where the target streams changes). It then plans with the pure core,
 //! dispatches the steps, and reports held instances. Passes run one at a time and do not wait for dispatched work: an
 //! [`executor`] runs independent components concurrently, like `apply`. Later passes skip instances that are
 //! [`in_flight`]; there is at most one run per instance.
@@ -13,26 +13,20 @@
 //! the leader acts: a second controller waits for the lease.
 //!
 //! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
-//! overrides the source ([`overrides`]).
+//! overrides the source ([`overrides`]). Both belong to the [`engine`](crate::engine), which `apply` uses, too.
 //!
 //! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
 
 pub mod backoff;
 mod event;
 mod executor;
-pub mod history;
 mod in_flight;
-mod observed_cache;
 mod overrides;
-pub mod pin;
 mod reconciler;
-pub mod revisions;
-pub mod rollback;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,17 +39,14 @@ use self::executor::{Executor, WorkEvent, stop_on_lease_loss};
 use self::reconciler::Reconciler;
 use self::spec_history::ManifestHistory;
 use self::status::Row;
-use crate::backend::{Backend, ChangeStream};
 use crate::clock;
-use crate::execute::world::Observation;
-use crate::execute::{ActiveHolds, ExecutionContext, Precheck};
+pub use crate::engine::{history, pin, revisions};
+use crate::execute::Precheck;
 use crate::ids;
 use crate::manifest::Limits;
-use crate::model::{
-    Desired, DesiredInstance, Hold, InstanceKey, Observed, ObservedInstance, Pause, Plan, ProcessKey, Step,
-    Time,
-};
-use crate::reconcile::{Caps, Rules};
+use crate::model::{Desired, Hold, InstanceKey, Observed, ObservedInstance, Plan};
+pub use crate::observe::Target;
+use crate::reconcile::Rules;
 use crate::source::Source;
 use crate::store::lease::{LEASE_TTL, RENEW_INTERVAL};
 use crate::store::{Holder, Lease, LeaseAttempt, Store, keys};
@@ -96,36 +87,6 @@ pub struct PassResult {
     pub plan: Plan,
     /// Built on demand: most results are never displayed.
     rows: OnceLock<Vec<Row>>,
-}
-
-/// A target, as the controller needs it.
-pub trait Target: Send + Sync {
-    type Backend: Backend;
-    type State: Store;
-
-    fn backend(&self) -> &Self::Backend;
-    fn state(&self) -> &Self::State;
-    /// Later calls carry this generation.
-    fn set_generation(&self, generation: u64);
-    fn name(&self) -> &str;
-    fn observe(
-        &self,
-        desired: &Desired,
-        prune: bool,
-    ) -> impl Future<Output = Result<Observation, String>> + Send;
-    /// An observation, and a stream of later changes where the target has one.
-    fn observe_and_watch(
-        &self,
-        desired: &Desired,
-        prune: bool,
-    ) -> impl Future<Output = Result<(Observation, Option<ChangeStream>), String>> + Send {
-        async move { Ok((self.observe(desired, prune).await?, None)) }
-    }
-    /// The current time.
-    fn now(&self) -> Time {
-        clock::now()
-    }
-    fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
 /// Minimum interval between passes.
@@ -321,51 +282,4 @@ impl<T: Target> ControlLoop<'_, T> {
             }
         }
     }
-}
-
-/// Parameters of an execution, as far as the manifests and the observation determine them.
-pub fn execution_context(
-    desired: &Desired,
-    observed: &Observed,
-    plan: &Plan,
-    stop: watch::Receiver<bool>,
-) -> ExecutionContext {
-    let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
-    for key in plan.steps().map(|step| &step.instance) {
-        let Some(want) = desired.instances.get(key) else { continue };
-        declared.insert(key.clone(), want.origin.declared.clone());
-        depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
-    }
-    let row = |step: &Step| Some((step.instance.clone(), observed.instances.get(&step.instance)?.clone()));
-    let mut before: BTreeMap<_, _> = plan.steps().filter_map(row).collect();
-    // A rollback affects all instances of a process.
-    let rolled: BTreeSet<&ProcessKey> =
-        plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
-    let is_rolled = |want: &DesiredInstance| rolled.contains(&want.origin.declared);
-    let all = desired.instances.iter().filter(|_| !rolled.is_empty());
-    for (key, want) in all.filter(|(_, want)| is_rolled(want)) {
-        if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
-            before.entry(key.clone()).or_insert_with(|| seen.clone());
-            declared.entry(key.clone()).or_insert_with(|| want.origin.declared.clone());
-        }
-    }
-    ExecutionContext {
-        owner: String::new(),
-        target: String::new(),
-        caps: Caps::LOCAL,
-        run: new_run_id(),
-        deadline: Instant::now(),
-        max_parallel: 1000,
-        depends,
-        declared,
-        before,
-        check: |_| None,
-        restraints: watch::channel(ActiveHolds::default()).1,
-        stop,
-    }
-}
-
-/// A unique run id.
-fn new_run_id() -> String {
-    ids::ordered_id(clock::now())
 }

@@ -1,7 +1,6 @@
 //! Recovery of the calls that a crashed run left in the journal: their outcome is inferred, and nothing is sent
 //! again.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,24 +20,15 @@ use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
 
 /// Why recovery is not finished.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum RecoveryError {
+    #[error(transparent)]
     Target(BackendError),
+    #[error(transparent)]
     State(Error),
     /// Number of steps that are still in flight.
+    #[error("{0} steps of an interrupted run are still in flight")]
     UnderWay(usize),
-}
-
-impl fmt::Display for RecoveryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RecoveryError::Target(fault) => write!(f, "{fault}"),
-            RecoveryError::State(error) => write!(f, "{error}"),
-            RecoveryError::UnderWay(many) => {
-                write!(f, "{many} steps of an interrupted run are still in flight")
-            }
-        }
-    }
 }
 
 /// Poll interval: first and slowest.

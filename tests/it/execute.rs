@@ -7,9 +7,10 @@ use std::time::Duration;
 use abide::backend::{
     Backend, BackendError, Operation, OperationState as Said, OperationStatus, Scope, Task,
 };
-use abide::control::execution_context;
-use abide::execute::active_holds::ActiveHolds;
-use abide::execute::{ExecutionContext, ExecutionResult, StepOutcome, execute, journal};
+use abide::execute::{
+    ActiveHolds, ExecutionContext, ExecutionResult, ExecutionSettings, StepOutcome, execute, journal,
+    new_run_id,
+};
 use abide::model::{
     Desired, Dialect, Health, InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Pause, Time,
 };
@@ -146,9 +147,18 @@ async fn execute_with(
     let plan = reconcile(desired, observed, &Rules::new(Caps::LOCAL), &Now::default());
     assert_eq!(plan.held, []);
     let (_stop, stopped) = watch::channel(false);
-    let mut terms = execution_context(desired, observed, &plan, stopped);
-    terms.owner = "default".to_owned();
-    terms.deadline = Instant::now() + Duration::from_secs(600);
+    let settings = ExecutionSettings {
+        owner: "default".to_owned(),
+        target: String::new(),
+        caps: Caps::LOCAL,
+        run: new_run_id(),
+        deadline: Instant::now() + Duration::from_secs(600),
+        max_parallel: 1000,
+        check: |_| None,
+        restraints: watch::channel(ActiveHolds::default()).1,
+        stop: stopped,
+    };
+    let mut terms = ExecutionContext::new(settings, desired, observed, &plan);
     change(&mut terms);
     execute(&plan, stub, store, &terms, &mut |_| {}).await
 }
@@ -194,7 +204,8 @@ fn a_soak_blocks_no_other_component_and_paused_steps_are_skipped() {
             tell.send_replace(ActiveHolds::of((Vec::new(), vec![pause]), &Rules::new(Caps::LOCAL)));
         };
         let (store, nothing) = (MemoryStore::default(), Observed::default());
-        let done = execute_with(&stub, &store, &all, &nothing, |terms| terms.restraints = restraints);
+        let done =
+            execute_with(&stub, &store, &all, &nothing, |terms| terms.settings.restraints = restraints);
         let (done, ()) = tokio::join!(done, pause);
         assert_eq!([stub.sent("10.0.0.1:web:slow"), stub.sent("10.0.0.2:web:slow")], [Some(0), Some(20)]);
         assert_eq!(stub.sent(":api"), Some(0), "it does not wait for what it has nothing to do with");
@@ -209,7 +220,8 @@ fn an_unresponsive_target_ends_at_the_timeout() {
     paused().block_on(async {
         let begin = Instant::now();
         let stub = Stub { hangs: true, ..Stub::new() };
-        let five = |terms: &mut ExecutionContext| terms.deadline = Instant::now() + Duration::from_secs(5);
+        let five =
+            |terms: &mut ExecutionContext| terms.settings.deadline = Instant::now() + Duration::from_secs(5);
         let all = desired(&[("a", 1, "")]);
         let done = execute_with(&stub, &MemoryStore::default(), &all, &Observed::default(), five).await;
         assert_eq!(outcome(&done, ":a").0, StepOutcome::Unknown);

@@ -18,6 +18,7 @@ mod controller_crash;
 mod convert;
 mod daemon_io;
 mod dialects;
+mod engine;
 mod execute;
 mod fencing;
 mod fixtures;

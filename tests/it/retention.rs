@@ -6,9 +6,11 @@ use std::time::Duration;
 use abide::backend::Abide;
 use abide::control::history;
 use abide::execute::ledger::{self, Entry};
-use abide::execute::{ActiveHolds, ExecutionContext, ExecutionEvent, StepOutcome, execute};
+use abide::execute::{
+    ActiveHolds, ExecutionContext, ExecutionEvent, ExecutionSettings, StepOutcome, execute,
+};
 use abide::http::{ApiClient, ApiEndpoint, ClientConfig};
-use abide::model::{Host, InstanceKey, Op, Plan, SpecSide, Step, Time, Wave};
+use abide::model::{Desired, Host, InstanceKey, Observed, Op, Plan, SpecSide, Step, Time, Wave};
 use abide::reconcile::Caps;
 use abide::store::{Embedded, Remote, Store};
 use serde_json::json;
@@ -90,20 +92,18 @@ async fn without_a_ledger_nothing_is_started() {
     let plan = Plan { waves: vec![Wave { steps: vec![step], ..Wave::default() }], ..Plan::default() };
     let (_stays, stop) = watch::channel(false);
     let (_free, restraints) = watch::channel(ActiveHolds::default());
-    let terms = ExecutionContext {
+    let settings = ExecutionSettings {
         owner: "team".to_owned(),
         target: "it".to_owned(),
         caps: Caps::GSE_V2,
         run: "1".to_owned(),
         deadline: Instant::now() + Duration::from_secs(10),
         max_parallel: 10,
-        depends: BTreeMap::new(),
-        declared: BTreeMap::new(),
-        before: BTreeMap::new(),
         check: |_| None,
         stop,
         restraints,
     };
+    let terms = ExecutionContext::new(settings, &Desired::default(), &Observed::default(), &plan);
     let mut sent = false;
     let done = execute(&plan, &backend, &state, &terms, &mut |told| {
         sent |= matches!(told, ExecutionEvent::Sent { .. })

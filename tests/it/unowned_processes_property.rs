@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abide::backend::sim::{Faults, Held, Proc};
-use abide::control::{Target, execution_context};
-use abide::execute::world::Observation;
-use abide::execute::{ExecutionContext, execute, journal, recover};
+use abide::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, execute, journal, recover};
 use abide::model::{Desired, Dialect, HashedSpec, HoldReason, InstanceKey, Now, Plan, Spec};
-use abide::reconcile::{Rules, reconcile};
+use abide::observe::{NoHistory, Observation, PlanInputs, SearchCache, Target};
+use abide::reconcile::Rules;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -82,14 +81,10 @@ impl Controller<'_> {
     async fn plan(&self) -> Option<(Observation, Plan)> {
         let mut world = self.fake.observe(self.desired, true).await.ok()?;
         let rules = Rules { known_namespaces: world.namespaces(OWNER), ..self.rules.clone() };
-        let plan = |world: &Observation| {
-            let now = Now { at: self.fake.sim().now(), ..Now::default() };
-            reconcile(self.desired, &world.observed, &rules, &now)
-        };
-        let mut planned = plan(&world);
-        while world.check_live(&self.fake.far, &rules.caps, &planned).await {
-            planned = plan(&world);
-        }
+        let now = Now { at: self.fake.sim().now(), ..Now::default() };
+        let inputs = PlanInputs { desired: self.desired, rules: &rules, now: &now };
+        let known = &mut SearchCache::default();
+        let planned = world.plan_until_stable(&inputs, &self.fake.far, &NoHistory, known).await;
         Some((world, planned))
     }
 
@@ -119,14 +114,18 @@ impl Controller<'_> {
         }
         let Some((world, plan)) = self.plan().await else { return };
         let (_stop, stopped) = watch::channel(false);
-        let terms = ExecutionContext {
+        let settings = ExecutionSettings {
             owner: OWNER.to_owned(),
             target: self.fake.name().to_owned(),
             caps: self.rules.caps,
             run: format!("run-{}", self.runs),
             deadline: Instant::now() + Duration::from_secs(300),
-            ..execution_context(self.desired, &world.observed, &plan, stopped)
+            max_parallel: 1000,
+            check: |_| None,
+            restraints: watch::channel(ActiveHolds::default()).1,
+            stop: stopped,
         };
+        let terms = ExecutionContext::new(settings, self.desired, &world.observed, &plan);
         self.within(secs, execute(&plan, backend, store, &terms, &mut |_| {})).await;
     }
 }

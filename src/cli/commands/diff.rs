@@ -9,27 +9,27 @@ use similar::{ChangeTag, InlineChange, TextDiff};
 use crate::cli::args::PlainForm;
 use crate::cli::commands::plan::args::DiffArgs;
 use crate::cli::commands::plan::groups::format_hosts;
-use crate::cli::commands::plan::input::PlanInput;
+use crate::cli::commands::plan::input::{PlanInput, read_and_plan};
 use crate::cli::commands::plan::refusal;
 use crate::cli::output::print::{BOLD, DIM, Printer, quoted, visible};
 use crate::cli::{Exit, Failure};
 use crate::model::{
-    DesiredInstance, Field, HostKey, InstanceKey, KnownSpec, Presence, Present, ProcessKey, Spec, State,
+    DesiredInstance, Field, HostKey, InstanceKey, KnownSpec, Plan, Presence, Present, ProcessKey, Spec, State,
 };
 use crate::reconcile::why::{Part, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // Exit code 1 means differences, so errors exit with 2.
-    let input = PlanInput::read(&args.input, printer).map_err(|failure| match failure.exit {
+    let planned = read_and_plan(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::InvalidManifest | Exit::Unreachable => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
     });
-    let input = input.inspect_err(|failure| {
+    let (input, plan) = planned.inspect_err(|failure| {
         if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {
             printer.data(&refusal(failure.exit, Some(reason)));
         }
     })?;
-    let differences = differences(&input);
+    let differences = differences(&input, &plan);
     match args.output {
         PlainForm::Text => printer.styled(&text(&differences)),
         PlainForm::Json => {
@@ -60,8 +60,7 @@ struct Difference<'a> {
 }
 
 /// The instances that a plan changes or holds.
-fn differences(input: &PlanInput) -> Vec<Difference<'_>> {
-    let plan = input.plan();
+fn differences<'a>(input: &'a PlanInput, plan: &Plan) -> Vec<Difference<'a>> {
     let held: BTreeMap<&InstanceKey, &'static str> =
         plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
     // A moved process is compared with its observed state under the old name.

@@ -8,7 +8,7 @@ use crate::backend::{AnyBackend, Backend, BackendError, HostRow};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
 use crate::cli::local::Home;
 use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
-use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, TargetError, runtime};
+use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, TargetCause, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::permissions::check_private;

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use super::super::event::ControllerEvent;
 use super::super::executor::{WorkEvent, WorkItem, with_lease_renewal};
 use super::super::in_flight::InFlightPlan;
-use super::super::{PassResult, Target, execution_context, history, new_run_id};
+use super::super::{PassResult, Target, history};
 use super::Reconciler;
 use crate::clock;
 use crate::execute::journal::{self, Call};
-use crate::execute::{self, RecoveryError, StepResult};
+use crate::execute::{self, Dependencies, RecoveryError, StepResult, new_run_id};
 use crate::ids;
 use crate::model::{Desired, HoldReason, Plan};
 use crate::store::lease::LEASE_TTL;
@@ -45,8 +45,7 @@ impl<T: Target> Reconciler<'_, T> {
         let PassResult { plan, desired, observed, .. } = result;
         self.mark_dispatched(plan, desired).await;
         self.needs_recovery = true;
-        let (_, never) = watch::channel(false);
-        for component in execute::split(plan, &execution_context(desired, observed, plan, never)) {
+        for component in execute::split(plan, &Dependencies::of(desired, plan)) {
             self.last += 1;
             let (number, run, ends) = (self.last, new_run_id(), watch::channel(false).0);
             let summary = history::summary(&component, &plan.held);

@@ -17,18 +17,15 @@ use super::backoff::Backoff;
 use super::event::{ControllerEvent, EventSink};
 use super::executor::WorkItem;
 use super::in_flight::InFlightPlans;
-use super::observed_cache::ObservedCache;
 use super::overrides::{LastApplied, PinOverride};
 use super::revisions;
-use super::spec_history::SearchCache;
+use super::spec_history::HistorySearch;
 use super::suspended;
 use super::{ControllerConfig, PassResult, Target};
 use crate::clock;
-use crate::execute::world::Observation;
 use crate::manifest::provenance;
 use crate::model::{Desired, Hold, HoldReason, InstanceKey, Pause, Plan, Time};
-use crate::reconcile::reconcile;
-use crate::reconcile::spec_recovery::missing;
+use crate::observe::{Observation, ObservedCache, PlanInputs, SearchCache};
 use crate::source::{Source, SourceState};
 use crate::store::Lease;
 
@@ -275,7 +272,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         let world = match self.observed_cache.observe(self.target, desired, prune, &in_flight_instances).await
         {
             Ok(world) => world,
-            Err(why) => return self.report_and_abort(&why),
+            Err(why) => return self.report_and_abort(&why.to_string()),
         };
         self.emit_relaunched();
         Some((world, in_flight_instances))
@@ -310,7 +307,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             }
             Err(why) => {
                 self.observed_cache.put_back(Arc::new(world.observed));
-                return self.report_and_abort(&why);
+                return self.report_and_abort(&why.to_string());
             }
         }
         rules.source_unreadable |= reading.is_incomplete;
@@ -332,19 +329,13 @@ impl<'a, T: Target> Reconciler<'a, T> {
         let in_flight = "an earlier plan for it is in flight";
         rules.left_alone.extend(in_flight_instances.into_iter().map(|key| (key, why(in_flight))));
         rules.under_way = self.in_flight.disruptions();
-        let mut plan = reconcile(desired, &world.observed, &rules, &now);
-        let missing = missing(&plan, desired, &world.observed, &rules.caps);
-        if !missing.is_empty() {
-            let ControllerConfig { manifest_history: past, limits, .. } = self.config;
-            world.add_recovered_specs(
-                self.old.lookup(past, reading.commit.as_deref(), limits, missing, &rules.caps).await,
-            );
-            plan = reconcile(desired, &world.observed, &rules, &now);
-        }
-        // A list alone decides nothing destructive.
-        while world.check_live(self.target.backend(), &rules.caps, &plan).await {
-            plan = reconcile(desired, &world.observed, &rules, &now);
-        }
+        let search = HistorySearch {
+            past: self.config.manifest_history.clone(),
+            commit: reading.commit.clone(),
+            limits: self.config.limits.clone(),
+        };
+        let inputs = PlanInputs { desired, rules: &rules, now: &now };
+        let mut plan = world.plan_until_stable(&inputs, self.target.backend(), &search, &mut self.old).await;
         self.observed_cache.set_listed(world.listed());
         self.backoff.record_held(&plan, &world.observed);
         provenance::locate_in(&mut plan, &reading.texts, &self.config.limits);

@@ -91,13 +91,14 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         on_event: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
         let Common { backend, store, terms, in_flight } = common;
-        let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
+        let name =
+            if nth == 0 { terms.settings.run.clone() } else { format!("{}-{nth}", terms.settings.run) };
         // A ledger that cannot be read is not empty: without it, no step is sent.
-        let known = ledger::read(store, &terms.target).await?;
+        let known = ledger::read(store, &terms.settings.target).await?;
         Ok(Run {
             backend,
             store,
-            journal: Journal::new(store, &terms.owner, &name),
+            journal: Journal::new(store, &terms.settings.owner, &name),
             terms,
             on_event,
             all_in_flight: in_flight,
@@ -126,12 +127,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 Err(_) => warn!("cannot write outcomes to the ledger: the store does not reply"),
             }
         }
-        ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
+        ledger::forget(self.store, &self.terms.settings.target, &self.known, self.backend.now()).await;
         ExecutionResult { ended: self.ended, to_roll_back: self.to_roll_back }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        *self.terms.stop.borrow() || Instant::now() >= self.terms.deadline
+        *self.terms.settings.stop.borrow() || Instant::now() >= self.terms.settings.deadline
     }
 
     pub(super) async fn wave(&mut self, wave: &Wave) {
@@ -150,7 +151,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             let in_flight: usize = flights.iter().map(|flight| flight.steps.len()).sum();
             self.set_in_flight(in_flight);
             let all = self.all_in_flight.load(Ordering::Relaxed);
-            let capacity = self.terms.max_parallel.saturating_sub(all).min(BATCH);
+            let capacity = self.terms.settings.max_parallel.saturating_sub(all).min(BATCH);
             let batch = self.next_batch(capacity, &mut ready, &mut chains);
             if !batch.is_empty() {
                 self.set_in_flight(in_flight + batch.len());
@@ -166,7 +167,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 tokio::time::sleep(fast).await;
                 continue;
             }
-            if Instant::now() >= self.terms.deadline {
+            if Instant::now() >= self.terms.settings.deadline {
                 self.time_out(flights, &mut chains).await;
                 flights = Vec::new();
                 continue;
@@ -203,7 +204,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             && let Some(step) = ready.pop_front()
         {
             match self.why_not(step) {
-                None if let Some(why) = (self.terms.check)(step) => {
+                None if let Some(why) = (self.terms.settings.check)(step) => {
                     self.end(step, StepOutcome::Failed, 0, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
@@ -232,29 +233,30 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
 
     /// Reason why a ready step is skipped.
     fn why_not(&mut self, step: &Step) -> Option<String> {
-        if *self.terms.stop.borrow() {
+        if *self.terms.settings.stop.borrow() {
             return Some("interrupted before the step was sent".to_owned());
         }
-        if Instant::now() >= self.terms.deadline {
+        if Instant::now() >= self.terms.settings.deadline {
             return Some("deadline passed before the step was sent".to_owned());
         }
         let is_begun = self.begun.contains(&step.instance);
         if let Some(reason) =
-            self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+            self.terms.settings.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
             // Processes that depend on the skipped start are skipped, too.
-            let starts = self.terms.declared.get(&step.instance).filter(|_| step.op == Op::Start);
+            let starts =
+                self.terms.dependencies.declared.get(&step.instance).filter(|_| step.op == Op::Start);
             self.left_out.extend(starts.cloned());
             return Some(reason);
         }
-        let declared = self.terms.declared.get(&step.instance)?;
+        let declared = self.terms.dependencies.declared.get(&step.instance)?;
         if self.given_up.contains(declared) {
             return Some(format!("rollout of {declared} ended: too many instances failed"));
         }
         if !matches!(step.op, Op::Start | Op::Restart) {
             return None;
         }
-        let needs = self.terms.depends.get(declared)?;
+        let needs = self.terms.dependencies.depends.get(declared)?;
         let failed = needs.iter().find(|name| self.failures.contains_key(*name));
         let why = match (failed, needs.iter().find(|name| self.left_out.contains(*name))) {
             (Some(failed), _) => format!("dependency {failed} failed"),
@@ -285,6 +287,6 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     fn final_write_deadline(&self) -> Instant {
-        self.terms.deadline.max(Instant::now()) + FINAL_WRITE_TIMEOUT
+        self.terms.settings.deadline.max(Instant::now()) + FINAL_WRITE_TIMEOUT
     }
 }

@@ -43,7 +43,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let seen = self.seen.get(&step.instance);
             let registered = seen.is_some_and(|seen| seen.registered == Some(true));
             let owned = self.is_owned(step) || (step.op == Op::Register && self.is_registered_by_us(step));
-            Operation { registered, owned, ..Operation::of(step, step.id.to_string(), &self.terms.owner) }
+            Operation {
+                registered,
+                owned,
+                ..Operation::of(step, step.id.to_string(), &self.terms.settings.owner)
+            }
         };
         let calls = self.backend.batches(batch.iter().map(order).collect());
         let mut steps: HashMap<String, &Step> =
@@ -110,7 +114,7 @@ async fn submit<B: Backend, S: Store>(
 ) -> (String, Result<Task, SendError>) {
     let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
     let mut call = Call { steps, at: Some(backend.now()), task: None };
-    let name = match tokio::time::timeout_at(terms.deadline + GRACE, journal.begin(&call)).await {
+    let name = match tokio::time::timeout_at(terms.settings.deadline + GRACE, journal.begin(&call)).await {
         Ok(Ok(name)) => name,
         Ok(Err(error)) => return (String::new(), Err(SendError::NotStarted(error.to_string()))),
         Err(_) => {
@@ -129,9 +133,11 @@ async fn submit<B: Backend, S: Store>(
             BackendError::NoAnswer => backend.has_idempotency_keys(),
             BackendError::Refused(_) => false,
         };
-        match in_time(terms.deadline, backend.submit(&name, orders)).await {
+        match in_time(terms.settings.deadline, backend.submit(&name, orders)).await {
             Err(fault)
-                if is_retryable(&fault) && attempts < MAX_ATTEMPTS && Instant::now() < terms.deadline =>
+                if is_retryable(&fault)
+                    && attempts < MAX_ATTEMPTS
+                    && Instant::now() < terms.settings.deadline =>
             {
                 in_doubt |= fault == BackendError::NoAnswer;
                 warn!(%fault, attempts, "call failed; retrying");
@@ -157,7 +163,7 @@ fn began(
     terms: &ExecutionContext,
     seen: &BTreeMap<InstanceKey, ObservedInstance>,
 ) -> JournaledStep {
-    let lasting = !terms.caps.reads_specs;
+    let lasting = !terms.settings.caps.reads_specs;
     let row = seen.get(&order.instance);
     JournaledStep {
         instance: order.instance.clone(),

@@ -4,7 +4,6 @@ mod args;
 mod console;
 mod json_log;
 pub mod source;
-mod target;
 
 pub use args::{ControllerArgs, WatchArgs};
 
@@ -33,6 +32,7 @@ use crate::http::Reloadable;
 use crate::malloc;
 use crate::manifest;
 use crate::model::Desired;
+use crate::observe::Target;
 use crate::reconcile::{Caps, Rules};
 use crate::source::DefaultUserCache;
 use crate::store::AnyStore;

@@ -15,9 +15,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::Target;
-use crate::backend::{Backend, ChangeEvent, ChangeStream};
-use crate::execute::world::Observation;
+use super::error::TargetError;
+use super::observation::Observation;
+use super::target::Target;
+use crate::backend::{Backend, BackendError, ChangeEvent, ChangeStream};
 use crate::model::{Desired, HostKey, InstanceKey, Observed, ObservedInstance};
 use crate::reconcile::Caps;
 
@@ -52,6 +53,19 @@ struct CachedObservation {
     under_agent_id: BTreeMap<InstanceKey, HostKey>,
 }
 
+/// Why the cache cannot be updated from the stream.
+#[derive(Debug, thiserror::Error)]
+enum Resync {
+    #[error("a pass was cancelled")]
+    PassCancelled,
+    #[error("the change stream did not reach the watermark in time")]
+    Late,
+    #[error("the change stream ended")]
+    StreamEnded,
+    #[error(transparent)]
+    Watermark(#[from] BackendError),
+}
+
 impl ObservedCache {
     /// The current observed state, while the instances in flight are changing.
     pub async fn observe<T: Target>(
@@ -60,7 +74,7 @@ impl ObservedCache {
         desired: &Desired,
         prune: bool,
         in_flight: &BTreeSet<InstanceKey>,
-    ) -> Result<Observation, String> {
+    ) -> Result<Observation, TargetError> {
         let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
         let addresses = desired.addresses_of_agents();
         let caught_up = self.catch_up(target, hosts, &addresses).await;
@@ -68,7 +82,7 @@ impl ObservedCache {
         match caught_up {
             Ok(Some(observed)) => return self.with_live_check(observed, target, desired).await,
             Ok(None) => {}
-            Err(cause) => info!(cause, "full observation"),
+            Err(cause) => info!(%cause, "full observation"),
         }
         (self.known, self.listed) = (None, BTreeMap::new());
         let (world, changes) = target.observe_and_watch(desired, prune).await?;
@@ -95,10 +109,10 @@ impl ObservedCache {
         observed: Observed,
         target: &T,
         desired: &Desired,
-    ) -> Result<Observation, String> {
+    ) -> Result<Observation, TargetError> {
         let (backend, state) = (target.backend(), target.state());
         let world = Observation::checked(observed, backend, state, target.name(), desired).await;
-        let world = world.map_err(|blind| blind.to_string())?;
+        let world = world.map_err(|cause| TargetError::observe(target.name(), cause))?;
         self.listed.clone_from(world.listed());
         Ok(world)
     }
@@ -141,12 +155,12 @@ impl ObservedCache {
         target: &T,
         hosts: impl Fn() -> BTreeSet<HostKey>,
         addresses: &BTreeMap<HostKey, HostKey>,
-    ) -> Result<Option<Observed>, String> {
+    ) -> Result<Option<Observed>, Resync> {
         match &self.known {
             None => return Ok(None),
             Some(known) if known.observed_at.elapsed() >= RESYNC_INTERVAL => return Ok(None),
             Some(known) if known.addresses != *addresses => return Ok(None),
-            Some(known) if known.observed.is_none() => return Err("a pass was cancelled".to_owned()),
+            Some(known) if known.observed.is_none() => return Err(Resync::PassCancelled),
             Some(_) => {}
         }
         let mut hosts = hosts();
@@ -155,19 +169,19 @@ impl ObservedCache {
         hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
         let agents = self.known.iter().flat_map(|known| known.under_agent_id.values());
         hosts.extend(agents.cloned());
-        let mark = target.backend().watermark(&hosts).await.map_err(|fault| fault.to_string())?;
+        let mark = target.backend().watermark(&hosts).await?;
         let until = Instant::now() + CATCH_UP_TIMEOUT;
         while let Some(known) = &mut self.known
             && known.number < mark.number
         {
             match tokio::time::timeout_at(until, known.changes.next()).await {
                 Ok(event) => self.apply_event(event, &|_, _| false),
-                Err(_) => return Err("the change stream did not reach the watermark in time".to_owned()),
+                Err(_) => return Err(Resync::Late),
             };
         }
         let observed = self.known.as_mut().and_then(|known| known.observed.take());
         // A displayed result may still share it.
-        let mut observed = Arc::unwrap_or_clone(observed.ok_or("the change stream ended")?);
+        let mut observed = Arc::unwrap_or_clone(observed.ok_or(Resync::StreamEnded)?);
         for (key, row) in std::mem::take(&mut self.listed) {
             match row {
                 Some(row) => observed.instances.insert(key, row),

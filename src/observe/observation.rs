@@ -1,18 +1,16 @@
-//! Observation of a target: its rows, combined with the ledger and with recent steps that no list shows yet.
-//!
-//! A list alone decides nothing destructive. A live status check precedes every stop, restart and removal, and
-//! follows every recent step. Instances that the ledger does not prove ours are checked, too.
+//! One observation: the target's rows, combined with the ledger and with recent steps that no list shows yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{info, warn};
 
-use super::ledger::{self, Ledger};
-use crate::backend::{Backend, BackendError, InstanceQuery, Scope};
-use crate::model::{Desired, Host, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Op, Plan};
+use super::error::ObserveError;
+use crate::backend::{Backend, InstanceQuery, Scope};
+use crate::execute::ledger::{self, Ledger};
+use crate::model::{Desired, Host, InstanceKey, KnownSpec, Name, Observed, ObservedInstance};
 use crate::reconcile::spec_recovery::{OldSpecs, fill_in};
 use crate::reconcile::{Caps, overlay};
-use crate::store::{Error, Store};
+use crate::store::Store;
 
 /// Scope of an observation.
 pub struct ObserveRequest<'a> {
@@ -27,35 +25,14 @@ pub struct ObserveRequest<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     pub observed: Observed,
-    ledger: Ledger,
-    checked_live: BTreeSet<InstanceKey>,
+    pub(super) ledger: Ledger,
+    pub(super) checked_live: BTreeSet<InstanceKey>,
     /// Listed without an owner, though the ledger has an entry that proves nothing.
-    others: BTreeSet<InstanceKey>,
+    pub(super) others: BTreeSet<InstanceKey>,
     /// See [`Observation::listed`].
-    listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
+    pub(super) listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
     /// Recovered specs, where the target reads back digests only.
-    old: OldSpecs,
-}
-
-/// Why an observation failed.
-#[derive(Clone, Debug)]
-pub enum ObserveError {
-    Target(BackendError),
-    State(Error),
-    /// One instance has two rows.
-    Ambiguous(InstanceKey),
-}
-
-impl std::fmt::Display for ObserveError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ObserveError::Target(fault) => write!(f, "{fault}"),
-            ObserveError::State(error) => write!(f, "state store: {error}"),
-            ObserveError::Ambiguous(instance) => {
-                write!(f, "{instance} has two rows: one under its host's address, one under its agent id")
-            }
-        }
-    }
+    pub(super) old: OldSpecs,
 }
 
 impl Observation {
@@ -235,75 +212,6 @@ impl Observation {
     pub fn add_recovered_specs(&mut self, old: OldSpecs) {
         self.old.extend(old);
         fill_in(&mut self.observed, &self.old);
-    }
-
-    /// Runs a live status check of every instance that a step of the plan may harm or create. Returns whether there
-    /// are new facts: then the caller plans again.
-    ///
-    /// A failed check before the first start of an absent instance changes nothing: the target refuses the start
-    /// (828) if a process runs. Any other instance whose check failed is unknown, and held by the next plan.
-    pub async fn check_live<B: Backend>(&mut self, backend: &B, caps: &Caps, plan: &Plan) -> bool {
-        let (mut guarded, mut created): (Vec<InstanceQuery>, Vec<InstanceQuery>) = (Vec::new(), Vec::new());
-        for step in plan.steps().filter(|step| step.needs_live_check) {
-            // Where a list is live, only instances that it does not show need a check.
-            let is_listed = self.observed.instances.contains_key(&step.instance);
-            if (caps.lag_secs == 0 && is_listed) || !self.checked_live.insert(step.instance.clone()) {
-                continue;
-            }
-            let row = self.observed.instances.get(&step.instance);
-            let known = row.and_then(|row| row.live.spec().or(row.registered_spec.spec())).cloned();
-            let recorded = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
-            let subject = InstanceQuery {
-                instance: step.instance.clone(),
-                host: step.host.clone(),
-                spec: known.or(recorded).or_else(|| step.spec.clone()),
-            };
-            // Of the operations that create, only a first start is refused if a process runs: operation 3 adopts it.
-            match !is_listed && step.op == Op::Start && step.from.is_none() {
-                true => created.push(subject),
-                false => guarded.push(subject),
-            }
-        }
-        if guarded.is_empty() && created.is_empty() {
-            return false;
-        }
-        let check = async |subjects: &[InstanceQuery]| match subjects.is_empty() {
-            true => Ok(Observed::default()),
-            false => backend.check_live(subjects).await,
-        };
-        let (of_guarded, of_created) = tokio::join!(check(&guarded), check(&created));
-        let mut has_new_facts = !guarded.is_empty();
-        match of_created {
-            Ok(mut closer) => {
-                has_new_facts |= !created.is_empty();
-                closer.instances.retain(|_, seen| !seen.unknown);
-                self.observed.merge_live_check(closer);
-            }
-            Err(fault) => {
-                warn!(%fault, instances = created.len(), "live status check before a first start failed");
-            }
-        }
-        match of_guarded {
-            Ok(mut closer) => {
-                closer
-                    .instances
-                    .retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
-                self.observed.merge_live_check(closer);
-            }
-            Err(fault) => {
-                warn!(%fault, instances = guarded.len(), "live status check failed; these instances are held");
-                for InstanceQuery { instance, .. } in guarded {
-                    let row = self.observed.instances.get(&instance).cloned();
-                    self.observed.instances.entry(instance.clone()).or_default().unknown = true;
-                    self.listed.entry(instance).or_insert(row);
-                }
-            }
-        }
-        if !caps.reads_specs {
-            self.ledger.lay_under(&mut self.observed, caps, &self.others);
-        }
-        fill_in(&mut self.observed, &self.old);
-        has_new_facts
     }
 }
 
