@@ -25,7 +25,7 @@ use super::{ControllerConfig, Target, execution_context, history};
 use crate::clock;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{self, ExecutionContext, ExecutionEvent, ExecutionResult, StepOutcome, StepResult};
-use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
+use crate::model::{Desired, InstanceKey, ManifestRevision, Observed, Plan, ProcessKey};
 use crate::store::lease::renew_until_lost;
 use crate::store::{Lease, Store};
 
@@ -41,7 +41,7 @@ pub struct WorkItem {
     pub plan: Arc<Plan>,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub commit: Option<String>,
     /// See [`history::summary`].
     pub summary: Value,

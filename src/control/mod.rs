@@ -52,8 +52,8 @@ use crate::execute::world::Observation;
 use crate::execute::{ActiveHolds, ExecutionContext, Precheck};
 use crate::manifest::Limits;
 use crate::model::{
-    Desired, DesiredInstance, Hold, InstanceKey, Observed, ObservedInstance, Pause, Plan, ProcessKey, Step,
-    Time,
+    Desired, DesiredInstance, Hold, InstanceKey, ManifestRevision, Observed, ObservedInstance, Pause, Plan,
+    ProcessKey, Step, Time,
 };
 use crate::reconcile::{Caps, Rules};
 use crate::source::Source;
@@ -86,7 +86,7 @@ pub struct ControllerConfig {
 /// Result of one pass: the observation and its plan.
 #[derive(Debug)]
 pub struct PassResult {
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
     /// As of this pass: with holds, pauses and backoff.

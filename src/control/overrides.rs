@@ -6,7 +6,7 @@ use super::event::{ControllerEvent, EventSink};
 use super::pin::{self, Pin};
 use super::{ControllerConfig, revisions};
 use crate::manifest;
-use crate::reconcile::of_desired;
+use crate::model::ManifestRevision;
 use crate::source::{SourceState, set_default_user};
 use crate::store::{Error, Outcome, Seq, Store, Txn};
 
@@ -50,7 +50,7 @@ impl PinOverride {
         };
         if changed != self.changed {
             // A partly broken source is left behind as well, though it was never active.
-            if source.is_incomplete && !source.revision.is_empty() && pin.is_older_than(&source.revision) {
+            if source.is_incomplete && !source.revision.is_none() && pin.is_older_than(&source.revision) {
                 pin.also.push(source.revision.clone());
                 let put = pin::put(owner, &pin).only_if(pin::store_key(owner), changed);
                 if let Outcome::Written(now) = state.txn(put).await? {
@@ -96,13 +96,13 @@ impl LastApplied {
 async fn read<S: Store>(
     state: &S,
     owner: &str,
-    revision: &str,
+    revision: &ManifestRevision,
     config: &ControllerConfig,
 ) -> Result<SourceState, Error> {
     let file = format!("revision {revision}");
     let broken = |what: &str| Error::Corrupt { file: file.clone(), what: what.to_owned() };
     let all = revisions::list(state, owner).await?;
-    let found = all.into_iter().find(|snapshot| snapshot.revision == revision);
+    let found = all.into_iter().find(|snapshot| snapshot.revision == *revision);
     let found = found.ok_or_else(|| broken("the revision is no longer stored"))?;
     let texts = revisions::texts(state, owner, &found).await?;
     let mut loaded =
@@ -110,14 +110,14 @@ async fn read<S: Store>(
     if let Some(user) = &config.user {
         set_default_user(&mut loaded.desired, user);
     }
-    if of_desired(&loaded.desired) != revision {
+    if ManifestRevision::of(&loaded.desired) != *revision {
         return Err(broken("the stored manifests do not have the revision's digest"));
     }
     let is_incomplete = loaded.errors() > 0;
     let (files, desired) = (loaded.files, Arc::new(loaded.desired));
     let (commit, problems) = (found.commit, Vec::new());
     let (may_prune, is_news) = (!is_incomplete, false);
-    let revision = revision.to_owned();
+    let revision = revision.clone();
     let lacks = is_incomplete;
     Ok(SourceState {
         desired,

@@ -141,7 +141,7 @@ impl Notifier {
             text: entry.text.clone(),
             owner: subject.owner.clone(),
             target: subject.target.clone(),
-            revision: short(&status.revision),
+            revision: short(status.revision.as_str()),
             commit: short(status.commit.as_deref().unwrap_or_default()),
             level: entry.level.word().to_owned(),
         };

@@ -88,7 +88,7 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         Role::Waiting { host, pid } => format!("standby: {host} (pid {pid}) is the leader"),
         Role::Leading { generation } => format!("leader (generation {generation})"),
     };
-    let revision: String = status.revision.chars().take(12).collect();
+    let revision = status.revision.short();
     let observed_at = status.last_pass.as_ref().map_or("never".to_owned(), |pass| ago(pass.observed.at));
     let pass = status.pass_duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
     let paused: Vec<String> = status

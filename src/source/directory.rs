@@ -27,6 +27,7 @@ use super::last_good::{ExpectedRoots, LastGood};
 use super::{ChangeSignal, PostProcess, SourceState};
 use crate::malloc;
 use crate::manifest::{ChangedFile, FileContent, IncrementalLoader, Limits, display_path};
+use crate::model::ManifestRevision;
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -197,23 +198,29 @@ impl BlockingSource for Directory {
 
 /// Revision of consecutive complete reads, and since when.
 #[derive(Default)]
-struct StableRevision(Option<(String, Instant)>);
+struct StableRevision(Option<(ManifestRevision, Instant)>);
 
 impl StableRevision {
     /// Whether this read is stable: two equal reads, this far apart, with nothing else in between.
-    fn is_stable(&mut self, revision: &str, is_incomplete: bool, now: Instant, apart: Duration) -> bool {
+    fn is_stable(
+        &mut self,
+        revision: &ManifestRevision,
+        is_incomplete: bool,
+        now: Instant,
+        apart: Duration,
+    ) -> bool {
         match &self.0 {
             _ if is_incomplete => self.0 = None,
             Some((said, since)) if said == revision => return now.saturating_duration_since(*since) >= apart,
-            Some(_) | None => self.0 = Some((revision.to_owned(), now)),
+            Some(_) | None => self.0 = Some((revision.clone(), now)),
         }
         false
     }
 
     /// Records a new revision that is as stable as the last one.
-    fn carry_over(&mut self, revision: &str) {
+    fn carry_over(&mut self, revision: &ManifestRevision) {
         if let Some((said, _)) = &mut self.0 {
-            revision.clone_into(said);
+            said.clone_from(revision);
         }
     }
 }
@@ -384,19 +391,26 @@ mod tests {
     fn it_takes_two_whole_readings_a_debounce_apart_to_be_sure() {
         let (now, apart) = (Instant::now(), Duration::from_millis(200));
         let mut sure = StableRevision::default();
-        assert!(!sure.is_stable("1", false, now, apart) && !sure.is_stable("1", false, now, apart));
-        assert!(sure.is_stable("1", false, now + apart, apart));
-        assert!(!sure.is_stable("2", false, now + apart, apart), "it says something else");
-        assert!(!sure.is_stable("2", true, now + 3 * apart, apart), "something was missing in between");
+        let revision = |text: &str| ManifestRevision::from_text(text);
         assert!(
-            !sure.is_stable("2", false, now + 3 * apart, apart)
-                && sure.is_stable("2", false, now + 4 * apart, apart)
+            !sure.is_stable(&revision("1"), false, now, apart)
+                && !sure.is_stable(&revision("1"), false, now, apart)
         );
-        sure.carry_over("3");
-        assert!(sure.is_stable("3", false, now + 4 * apart, apart));
+        assert!(sure.is_stable(&revision("1"), false, now + apart, apart));
+        assert!(!sure.is_stable(&revision("2"), false, now + apart, apart), "it says something else");
+        assert!(
+            !sure.is_stable(&revision("2"), true, now + 3 * apart, apart),
+            "something was missing in between"
+        );
+        assert!(
+            !sure.is_stable(&revision("2"), false, now + 3 * apart, apart)
+                && sure.is_stable(&revision("2"), false, now + 4 * apart, apart)
+        );
+        sure.carry_over(&revision("3"));
+        assert!(sure.is_stable(&revision("3"), false, now + 4 * apart, apart));
         let mut hasty = StableRevision::default();
-        assert!(!hasty.is_stable("1", false, now, Duration::ZERO), "one reading is not enough");
-        assert!(hasty.is_stable("1", false, now, Duration::ZERO));
+        assert!(!hasty.is_stable(&revision("1"), false, now, Duration::ZERO), "one reading is not enough");
+        assert!(hasty.is_stable(&revision("1"), false, now, Duration::ZERO));
     }
 
     #[test]

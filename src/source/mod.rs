@@ -24,7 +24,7 @@ use self::directory::Directory;
 use self::git::Git;
 use self::in_memory::InMemory;
 use crate::manifest::{FileContent, Limits, Problem};
-use crate::model::{Desired, HashedSpec, InstanceKey};
+use crate::model::{Desired, HashedSpec, InstanceKey, ManifestRevision};
 use crate::store::{Error, Store};
 
 /// State of a source after a read.
@@ -32,7 +32,7 @@ use crate::store::{Error, Store};
 pub struct SourceState {
     pub desired: Arc<Desired>,
     /// Digest: two states with the same one declare the same.
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub problems: Vec<Problem>,
     /// Something is unreadable: a missing declaration may only be unread.
     pub is_incomplete: bool,

@@ -60,7 +60,7 @@ fn modules_depend_only_on_allowed_modules() {
         ("gse", &["model"]),
         ("agent_protocol", &["model", "gse"]),
         ("import", &["model", "manifest"]),
-        ("source", &["model", "manifest", "reconcile", "store", "clock"]),
+        ("source", &["model", "manifest", "store", "clock"]),
         ("backend", &["model", "gse", "agent_protocol", "http", "clock"]),
         ("execute", &["model", "store", "backend", "reconcile", "clock"]),
         ("control", &["model", "manifest", "reconcile", "backend", "execute", "source", "store", "clock"]),

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::super::Target;
 use super::Reconciler;
-use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan};
+use crate::model::{Desired, HoldReason, InstanceKey, ManifestRevision, Observed, Plan};
 use crate::source::SourceState;
 use crate::store::{Store, Txn};
 
 /// The revision that everything converged to.
 pub(super) struct AppliedRevision {
-    revision: String,
+    revision: ManifestRevision,
     desired: Arc<Desired>,
 }
 
@@ -36,7 +36,7 @@ impl<T: Target> Reconciler<'_, T> {
     pub(super) async fn load_applied(&mut self, reading: &SourceState) -> Option<AppliedRevision> {
         let kept = self.target.state().get(&self.applied_key()).await.ok().flatten()?;
         let revision = String::from_utf8(kept.value.to_vec()).ok()?;
-        (revision == reading.revision).then(|| AppliedRevision::of(reading))
+        (ManifestRevision::from_text(revision) == reading.revision).then(|| AppliedRevision::of(reading))
     }
 
     fn applied_key(&self) -> String {
@@ -53,7 +53,7 @@ impl<T: Target> Reconciler<'_, T> {
         if !self.config.heal {
             // Stored for the next controller, which must not repair drift either. If the write fails, the next one
             // does repair it.
-            let _ = self.target.state().txn(Txn::put(self.applied_key(), self.revision.clone())).await;
+            let _ = self.target.state().txn(Txn::put(self.applied_key(), self.revision.as_str())).await;
         }
     }
 
@@ -71,7 +71,7 @@ impl<T: Target> Reconciler<'_, T> {
             };
         }
         // Neither revision is fully applied.
-        applied.revision.clear();
+        applied.revision = ManifestRevision::default();
         let _ = self.target.state().txn(Txn::delete(self.applied_key())).await;
     }
 

@@ -26,7 +26,7 @@ use super::{ControllerConfig, PassResult, Target};
 use crate::clock;
 use crate::execute::world::Observation;
 use crate::manifest::provenance;
-use crate::model::{Desired, Hold, HoldReason, InstanceKey, Pause, Plan, Time};
+use crate::model::{Desired, Hold, HoldReason, InstanceKey, ManifestRevision, Pause, Plan, Time};
 use crate::reconcile::reconcile;
 use crate::reconcile::spec_recovery::missing;
 use crate::source::{Source, SourceState};
@@ -45,18 +45,18 @@ pub struct Reconciler<'a, T> {
     due: Option<Time>,
     pub(super) observed_cache: ObservedCache,
     /// Revision read last; and the one last applied: differences from it are drift.
-    revision: String,
+    revision: ManifestRevision,
     /// Commit of the revision read last.
     commit: Option<String>,
     applied: Option<AppliedRevision>,
     /// What that revision declares.
     desired: Arc<Desired>,
     /// The stored active revision and its commit.
-    stored: (String, Option<String>),
+    stored: (ManifestRevision, Option<String>),
     /// The active revision, while the source is not followed.
     last_applied: LastApplied,
     /// The source's revision while it is not followed, and whether it has problems.
-    unfollowed: Option<String>,
+    unfollowed: Option<ManifestRevision>,
     has_problems: bool,
     has_recalled: bool,
     /// The leader lease, and the generation of our last write.
@@ -96,11 +96,11 @@ impl<'a, T: Target> Reconciler<'a, T> {
             backoff: Backoff::default(),
             due: None,
             observed_cache: ObservedCache::default(),
-            revision: String::new(),
+            revision: ManifestRevision::default(),
             commit: None,
             applied: None,
             desired: Arc::default(),
-            stored: (String::new(), None),
+            stored: (ManifestRevision::default(), None),
             last_applied: LastApplied::default(),
             unfollowed: None,
             has_problems: false,
@@ -228,7 +228,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         reading: &SourceState,
         source_state: &SourceState,
         was_news: bool,
-        unfollowed: Option<String>,
+        unfollowed: Option<ManifestRevision>,
     ) {
         if reading.revision != self.revision || reading.changed_since_last {
             self.events.emit(ControllerEvent::Read { reading, revision: &reading.revision });
@@ -240,7 +240,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             self.events.emit(ControllerEvent::Problems { reading: source_state });
         }
         if self.unfollowed != unfollowed {
-            self.events.emit(ControllerEvent::RevisionNotFollowed { revision: unfollowed.as_deref() });
+            self.events.emit(ControllerEvent::RevisionNotFollowed { revision: unfollowed.as_ref() });
             self.unfollowed = unfollowed;
         }
     }
@@ -366,7 +366,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
     /// Discards state that another leader may have changed.
     pub fn reset(&mut self) {
         (self.applied, self.left) = (None, None);
-        self.stored = (String::new(), None);
+        self.stored = (ManifestRevision::default(), None);
         self.needs_recovery = true;
     }
 }

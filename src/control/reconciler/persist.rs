@@ -33,14 +33,14 @@ impl<T: Target> Reconciler<'_, T> {
     /// Stores the revision as the active one, if it differs from the stored one.
     pub(super) async fn activate(&mut self, reading: &SourceState) -> Result<(), Error> {
         let (owner, source) = (&self.config.rules.owner, &self.config.source);
-        let (revision, commit) = (reading.revision.as_str(), reading.commit.as_deref());
-        if (self.stored.0.as_str(), self.stored.1.as_deref()) == (revision, commit) {
+        let (revision, commit) = (&reading.revision, reading.commit.as_deref());
+        if (&self.stored.0, self.stored.1.as_deref()) == (revision, commit) {
             return Ok(());
         }
         let state = self.target.state();
         let known = revisions::active(state, owner).await?.0;
         let is_known = known.is_some_and(|known| {
-            (known.revision.as_str(), known.commit.as_deref(), &known.source) == (revision, commit, source)
+            (&known.revision, known.commit.as_deref(), &known.source) == (revision, commit, source)
         });
         if !is_known {
             revisions::activate(
@@ -50,7 +50,7 @@ impl<T: Target> Reconciler<'_, T> {
             .await?;
             self.needs_gc = true;
         }
-        self.stored = (revision.to_owned(), reading.commit.clone());
+        self.stored = (revision.clone(), reading.commit.clone());
         Ok(())
     }
 

@@ -22,7 +22,7 @@ use super::{ControllerEvent, PassResult};
 use crate::clock;
 use crate::manifest::Problem;
 pub use crate::manifest::Severity;
-use crate::model::{InstanceKey, Time};
+use crate::model::{InstanceKey, ManifestRevision, Time};
 use crate::source::SourceState;
 
 /// Maximum number of log entries.
@@ -65,7 +65,7 @@ pub enum Role {
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
     pub role: Role,
-    pub revision: String,
+    pub revision: ManifestRevision,
     /// The commit of the revision, where it has one.
     pub commit: Option<String>,
     /// The active pin.
@@ -157,7 +157,7 @@ impl StatusBoard {
         let number = u64::try_from(began.0).unwrap_or(0);
         let known = ControllerStatus {
             role: Role::Starting,
-            revision: String::new(),
+            revision: ManifestRevision::default(),
             commit: None,
             pin: None,
             not_followed: None,

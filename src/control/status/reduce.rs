@@ -11,7 +11,7 @@ use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::{HoldReason, InstanceKey, Step, Why};
+use crate::model::{HoldReason, InstanceKey, ManifestRevision, Step, Why};
 use crate::source::SourceError;
 
 /// Maximum number of texts listed per entry.
@@ -114,10 +114,10 @@ impl Inner {
         }
     }
 
-    fn on_not_followed(&mut self, revision: Option<&str>) {
+    fn on_not_followed(&mut self, revision: Option<&ManifestRevision>) {
         let title = match revision {
             Some(revision) => {
-                let short: String = revision.chars().take(12).collect();
+                let short = revision.short();
                 format!("revision {short} is available but not followed")
             }
             None => "the source has the active revision".to_owned(),
@@ -146,12 +146,12 @@ impl Inner {
         }
     }
 
-    fn on_source_read(&mut self, reading: &SourceState, revision: &str) {
+    fn on_source_read(&mut self, reading: &SourceState, revision: &ManifestRevision) {
         let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
                           "errors": errors(&reading.problems).len()});
-        if revision != self.known.revision || reading.commit != self.known.commit {
+        if *revision != self.known.revision || reading.commit != self.known.commit {
             self.news = true;
-            let short: String = revision.chars().take(12).collect();
+            let short = revision.short();
             let many = count(reading.desired.instances.len(), "instance");
             let commit =
                 reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
@@ -159,7 +159,7 @@ impl Inner {
             self.log(Kind::Read, LogLevel::Info, title, String::new(), more);
         }
         self.on_problems(reading);
-        self.known.revision = revision.to_owned();
+        self.known.revision = revision.clone();
         self.known.commit.clone_from(&reading.commit);
         self.known.files = reading.files;
     }

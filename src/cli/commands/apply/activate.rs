@@ -12,8 +12,7 @@ use crate::cli::target::ConnectedTarget;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, NewRevision};
-use crate::model::Plan;
-use crate::reconcile::of_desired;
+use crate::model::{ManifestRevision, Plan};
 use crate::source::git::work_tree;
 use crate::store::Store;
 
@@ -46,7 +45,7 @@ impl Activation {
             Activation::Pinned(pin) => live.state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
                 let (source, desired) = (work_tree::of_paths(&args.input.paths), &input.loaded.desired);
-                let (revision, texts) = (of_desired(desired), input.loaded.file_contents());
+                let (revision, texts) = (ManifestRevision::of(desired), input.loaded.file_contents());
                 let new =
                     NewRevision { owner, source: &source, revision: &revision, commit: None, texts: &texts };
                 let ended = revisions::activate(&live.state, &new).await;

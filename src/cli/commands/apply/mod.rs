@@ -131,7 +131,7 @@ async fn apply_activation(
     within_deadline(deadline, recover(live, wanted.owner(), deadline, printer)).await?;
     let mut input = within_deadline(deadline, wanted.observe(&args.input, Some(live), printer)).await?;
     if let Activation::Pinned(pin) = activation {
-        input.paths = format!("rollback to {}", short_id(&pin.revision));
+        input.paths = format!("rollback to {}", short_id(pin.revision.as_str()));
     }
     let mut planned = input.plan();
     plan::locate(&mut planned, &input, &args.input.limits.limits());

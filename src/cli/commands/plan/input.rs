@@ -17,9 +17,9 @@ use crate::clock;
 use crate::control::spec_history::{ManifestHistory, SearchCache};
 use crate::execute::world::ObserveError;
 use crate::manifest::{self, Limits, Loaded, Severity, rows};
-use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
+use crate::model::{Desired, DesiredInstance, InstanceKey, ManifestRevision, Now, Observed, Plan};
 use crate::reconcile::spec_recovery::missing;
-use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
+use crate::reconcile::{Caps, Rules, fingerprint, reconcile};
 use crate::source::git::work_tree;
 use crate::source::set_default_user;
 
@@ -191,7 +191,7 @@ impl PlanInput {
     }
 
     pub fn digests(&self, plan: &Plan) -> PlanDigests {
-        let wanted = of_desired(&self.loaded.desired);
+        let wanted = ManifestRevision::of(&self.loaded.desired);
         PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
     }
 }
@@ -200,7 +200,7 @@ impl PlanInput {
 #[derive(Clone, Default)]
 pub struct PlanDigests {
     /// Revision of the manifests.
-    pub wanted: String,
+    pub wanted: ManifestRevision,
     /// Fingerprint: all inputs.
     pub all: String,
     /// Plan id: fingerprint and steps.
@@ -267,7 +267,13 @@ async fn observe_with_live_checks(
 }
 
 impl PlanDigests {
-    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> PlanDigests {
+    pub fn of(
+        wanted: ManifestRevision,
+        observed: &Observed,
+        rules: &Rules,
+        target: &str,
+        plan: &Plan,
+    ) -> PlanDigests {
         let all = fingerprint(&wanted, observed, rules, target, plan);
         let steps =
             plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.spec_side.word()));
