@@ -13,7 +13,7 @@
 //! the leader acts: a second controller waits for the lease.
 //!
 //! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
-//! overrides the source ([`overrides`]).
+//! overrides the source.
 //!
 //! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
 
@@ -23,7 +23,6 @@ mod executor;
 pub mod history;
 mod in_flight;
 mod observed_cache;
-mod overrides;
 pub mod pin;
 mod reconciler;
 pub mod revisions;
@@ -74,14 +73,22 @@ pub struct ControllerConfig {
     pub check: Precheck,
     /// Requests a pass at once.
     pub trigger: Arc<Notify>,
-    /// The source of the manifests, as it is recorded.
+    pub manifests: ManifestConfig,
+}
+
+/// Where manifests come from, and how they are read.
+pub struct ManifestConfig {
+    /// The source, as it is recorded.
     pub source: String,
     /// Default user of processes.
-    pub user: Option<String>,
+    pub default_user: Option<String>,
     pub limits: Limits,
     /// Where older manifests are found.
-    pub manifest_history: ManifestHistory,
+    pub history: ManifestHistory,
 }
+
+/// Holds and pauses that have not expired.
+pub type HoldsAndPauses = (Vec<Hold>, Vec<Pause>);
 
 /// Result of one pass: the observation and its plan.
 #[derive(Debug)]
@@ -125,7 +132,7 @@ pub trait Target: Send + Sync {
     fn now(&self) -> Time {
         clock::now()
     }
-    fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
+    fn active_holds(&self) -> impl Future<Output = Result<HoldsAndPauses, String>> + Send;
 }
 
 /// Minimum interval between passes.
@@ -213,10 +220,10 @@ impl<T: Target> ControlLoop<'_, T> {
                 self.last_pass_at = None;
             }
             if self.is_pass_due(source) {
-                self.pass.leader = Some(leader.clone());
                 // An observation may take longer than the lease TTL.
                 let halt = self.halt.clone();
-                stop_on_lease_loss(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
+                let pass = self.pass_once(source, leader.clone());
+                stop_on_lease_loss(state, &leader, stop.clone(), &halt, pass).await;
             }
             self.events.emit(ControllerEvent::Tick);
             let wants = |key: &InstanceKey| source.wants(key);
@@ -249,11 +256,11 @@ impl<T: Target> ControlLoop<'_, T> {
         changed || is_change_due || is_time || self.pass.is_due()
     }
 
-    async fn pass_once(&mut self, source: &mut Source) {
+    async fn pass_once(&mut self, source: &mut Source, leader: Lease) {
         let began = Instant::now();
         self.last_pass_at = Some(began);
         self.events.emit(ControllerEvent::PassStarted);
-        if self.pass.run(source).await {
+        if self.pass.run(source, leader).await {
             self.last_pass_at = None;
         }
         self.took = began.elapsed();
@@ -296,7 +303,7 @@ impl<T: Target> ControlLoop<'_, T> {
         {
             self.pass.handle_work_events(vec![report]).await;
         }
-        self.pass.persist_suspended().await;
+        self.pass.store_suspended().await;
     }
 
     async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {

@@ -40,6 +40,9 @@ impl fmt::Display for RecoveryError {
     }
 }
 
+// The message is that of the cause, which is therefore not a source of its own.
+impl std::error::Error for RecoveryError {}
+
 /// Poll interval: first and slowest.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
