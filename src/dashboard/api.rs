@@ -328,11 +328,12 @@ pub async fn resume<S: Store>(
     let key = Pause::store_key(request.namespace.as_ref());
     let state = dashboard.state.get();
     let found = with_timeout(state.get(&key)).await?;
-    let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
     write(dashboard, Txn::delete(key)).await?;
-    // An expired pause was not in effect.
+    // An expired pause was not in effect; one that cannot be read was.
     let now = clock::now();
-    if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
+    let is_active = |pause: Pause| pause.until.is_none_or(|until| until > now);
+    let was_paused = found.is_some_and(|entry| serde_json::from_slice(&entry.value).map_or(true, is_active));
+    if !was_paused {
         let message = format!("nothing was paused: {}", pause_scope(request.namespace.as_ref()));
         return Ok(json_response(StatusCode::OK, &json!({"resumed": null, "message": message})));
     }

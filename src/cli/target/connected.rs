@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow};
 use crate::cli::{Exit, Failure};
 use crate::control::pin::{self, Pin};
+use crate::execute::active_holds::read_active_holds;
 use crate::execute::world::{Observation, ObserveError, ObserveRequest};
 use crate::gse::codes::EnvelopeCode;
 use crate::model::{
@@ -142,14 +143,10 @@ impl ConnectedTarget {
         Ok(hosts.into_iter().map(host).collect())
     }
 
-    /// Holds and pauses that have not expired.
+    /// Holds and pauses that have not expired. An entry that cannot be read holds what its key names.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
-        let now = crate::clock::now();
-        let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
-            (self.list_prefix("hold/").await?, self.list_prefix("pause/").await?);
-        holds.retain(|hold| hold.until.is_none_or(|until| until > now));
-        pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
-        Ok((holds, pauses))
+        let holds = read_active_holds(&self.state, crate::clock::now()).await;
+        holds.map_err(|error| self.failure(&error))
     }
 
     /// Pinned revisions, with their owners.
@@ -161,11 +158,6 @@ impl ConnectedTarget {
             Some((owner, serde_json::from_slice(&entry.value).ok()?))
         };
         Ok(page.entries.iter().filter_map(pin).collect())
-    }
-
-    async fn list_prefix<T: serde::de::DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Failure> {
-        let page = self.state.range(prefix, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
-        Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
     }
 }
 
