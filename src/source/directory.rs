@@ -40,12 +40,19 @@ pub struct Directory {
     last: SourceState,
     seen: Arc<ChangeSignal>,
     watching: FileWatch,
-    walked: Option<Instant>,
+    progress: ReadProgress,
+    sure: StableRevision,
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct ReadProgress {
+    /// The last scan of the whole tree.
+    scanned: Option<Instant>,
     /// At least one read succeeded.
     is_read: bool,
-    sure: StableRevision,
     /// New last good versions became available.
-    is_told_more: bool,
+    has_new_stand_ins: bool,
 }
 
 /// Interval between rescans with complete notifications; longer during changes, so that a saved file does not wait
@@ -94,10 +101,8 @@ impl Directory {
             last,
             seen,
             watching,
-            walked: None,
-            is_read: false,
+            progress: ReadProgress::default(),
             sure: StableRevision::default(),
-            is_told_more: false,
         };
         BlockingReader::new(directory, told, debounce)
     }
@@ -107,13 +112,13 @@ impl Directory {
         if missed || self.watching.roots != roots(&self.paths) {
             // The watch comes before the read: no change is lost in between.
             self.watching = FileWatch::start(&self.paths, self.only_poll, &self.seen);
-            self.walked = None;
+            self.progress.scanned = None;
         }
         let changed = self.changed_files();
         let (again, limits) = (&mut self.again, &self.limits);
-        let is_told_more = std::mem::take(&mut self.is_told_more);
-        if std::mem::replace(&mut self.is_read, true)
-            && !is_told_more
+        let has_new_stand_ins = std::mem::take(&mut self.progress.has_new_stand_ins);
+        if std::mem::replace(&mut self.progress.is_read, true)
+            && !has_new_stand_ins
             && changed.as_ref().is_some_and(Vec::is_empty)
         {
             self.last.changed_since_last = false;
@@ -153,7 +158,7 @@ impl Directory {
         let believed = if touched.is_empty() { WATCH_TRUST_PERIOD } else { WATCH_TRUST_PERIOD_ACTIVE };
         let is_believed = self.watching.polled.is_none()
             && touched.len() < MAX_TOUCHED_PATHS
-            && self.walked.is_some_and(|walked| walked.elapsed() < believed);
+            && self.progress.scanned.is_some_and(|scanned| scanned.elapsed() < believed);
         // A path that may be missing is checked, whatever the event says.
         if is_believed
             && self.last.may_prune
@@ -161,7 +166,7 @@ impl Directory {
         {
             return Some(changed);
         }
-        self.walked = Some(Instant::now());
+        self.progress.scanned = Some(Instant::now());
         self.again.rescan(&self.paths, &self.limits)
     }
 }
@@ -177,7 +182,7 @@ impl BlockingSource for Directory {
 
     fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
         let is_new = self.kept.restore_last_good(texts);
-        self.is_told_more |= is_new;
+        self.progress.has_new_stand_ins |= is_new;
         is_new
     }
 
