@@ -27,7 +27,7 @@ use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{
     self, ExecutionContext, ExecutionEvent, ExecutionResult, ExecutionSettings, StepOutcome, StepResult,
 };
-use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
+use crate::model::{Desired, InstanceKey, ManifestRevision, Observed, Plan, ProcessKey};
 use crate::store::lease::renew_until_lost;
 use crate::store::{Lease, Store};
 
@@ -46,7 +46,7 @@ pub struct WorkItem {
     pub plan: Arc<Plan>,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub commit: Option<String>,
     /// See [`history::summary`].
     pub summary: Value,

@@ -13,7 +13,7 @@
 //! the leader acts: a second controller waits for the lease.
 //!
 //! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
-//! overrides the source ([`overrides`]). Both belong to the [`engine`](crate::engine), which `apply` uses, too.
+//! overrides the source. Both belong to the [`engine`](crate::engine), which `apply` uses, too.
 //!
 //! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
 
@@ -21,7 +21,6 @@ pub mod backoff;
 mod event;
 mod executor;
 mod in_flight;
-mod overrides;
 mod reconciler;
 pub mod spec_history;
 pub mod status;
@@ -44,7 +43,7 @@ pub use crate::engine::{history, pin, revisions};
 use crate::execute::Precheck;
 use crate::ids;
 use crate::manifest::Limits;
-use crate::model::{Desired, Hold, InstanceKey, Observed, ObservedInstance, Plan};
+use crate::model::{Desired, Hold, InstanceKey, ManifestRevision, Observed, ObservedInstance, Pause, Plan};
 pub use crate::observe::Target;
 use crate::reconcile::Rules;
 use crate::source::Source;
@@ -65,19 +64,27 @@ pub struct ControllerConfig {
     pub check: Precheck,
     /// Requests a pass at once.
     pub trigger: Arc<Notify>,
-    /// The source of the manifests, as it is recorded.
+    pub manifests: ManifestConfig,
+}
+
+/// Where manifests come from, and how they are read.
+pub struct ManifestConfig {
+    /// The source, as it is recorded.
     pub source: String,
     /// Default user of processes.
-    pub user: Option<String>,
+    pub default_user: Option<String>,
     pub limits: Limits,
     /// Where older manifests are found.
-    pub manifest_history: ManifestHistory,
+    pub history: ManifestHistory,
 }
+
+/// Holds and pauses that have not expired.
+pub type HoldsAndPauses = (Vec<Hold>, Vec<Pause>);
 
 /// Result of one pass: the observation and its plan.
 #[derive(Debug)]
 pub struct PassResult {
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
     /// As of this pass: with holds, pauses and backoff.
@@ -174,10 +181,10 @@ impl<T: Target> ControlLoop<'_, T> {
                 self.last_pass_at = None;
             }
             if self.is_pass_due(source) {
-                self.pass.leader = Some(leader.clone());
                 // An observation may take longer than the lease TTL.
                 let halt = self.halt.clone();
-                stop_on_lease_loss(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
+                let pass = self.pass_once(source, leader.clone());
+                stop_on_lease_loss(state, &leader, stop.clone(), &halt, pass).await;
             }
             self.events.emit(ControllerEvent::Tick);
             let wants = |key: &InstanceKey| source.wants(key);
@@ -210,11 +217,11 @@ impl<T: Target> ControlLoop<'_, T> {
         changed || is_change_due || is_time || self.pass.is_due()
     }
 
-    async fn pass_once(&mut self, source: &mut Source) {
+    async fn pass_once(&mut self, source: &mut Source, leader: Lease) {
         let began = Instant::now();
         self.last_pass_at = Some(began);
         self.events.emit(ControllerEvent::PassStarted);
-        if self.pass.run(source).await {
+        if self.pass.run(source, leader).await {
             self.last_pass_at = None;
         }
         self.took = began.elapsed();
@@ -257,7 +264,7 @@ impl<T: Target> ControlLoop<'_, T> {
         {
             self.pass.handle_work_events(vec![report]).await;
         }
-        self.pass.persist_suspended().await;
+        self.pass.store_suspended().await;
     }
 
     async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {

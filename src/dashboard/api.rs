@@ -37,7 +37,7 @@ pub fn status(board: &StatusBoard, view: View) -> Value {
         Role::Waiting { host, pid } => ("waiting", json!({"host": host, "pid": pid}), Value::Null),
         Role::Leading { generation } => ("leader", Value::Null, json!(generation)),
     };
-    let pass = status.last_pass.as_deref();
+    let pass = status.pass.last.as_deref();
     let observed_at = pass.map(|pass| pass.observed.at);
     let now = clock::now();
     let held = pass.map(|pass| pass.plan.held.as_slice()).unwrap_or_default();
@@ -56,17 +56,17 @@ pub fn status(board: &StatusBoard, view: View) -> Value {
         })
         .collect();
     let problems = match view {
-        View::Full => json!(&*status.problems),
-        View::Redacted => redact::problems(json!(&*status.problems)),
+        View::Full => json!(&*status.source.problems),
+        View::Redacted => redact::problems(json!(&*status.source.problems)),
     };
     json!({
         "version": 1,
         "abide": env!("CARGO_PKG_VERSION"),
         "target": subject.target,
         "owner": subject.owner,
-        "source": {"paths": subject.sources, "revision": status.revision, "commit": status.commit, "not_followed": status.not_followed, "files": status.files,
-                   "incomplete": status.is_incomplete},
-        "pin": status.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
+        "source": {"paths": subject.sources, "revision": status.source.revision, "commit": status.source.commit, "not_followed": status.source.not_followed, "files": status.source.files,
+                   "incomplete": status.source.is_incomplete},
+        "pin": status.source.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
         "follow": subject.follow,
         "heal": subject.heal,
         "prune": subject.prune,
@@ -77,12 +77,12 @@ pub fn status(board: &StatusBoard, view: View) -> Value {
         "generation": generation,
         "looked_at": observed_at.map(|at| at.to_string()),
         "look_age_secs": observed_at.map(|at| now.secs_since(at)),
-        "looks": status.observations,
-        "failed_looks": status.failed_observations,
-        "pass_ms": status.pass_duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
-        "passing": status.pass_started.is_some(),
-        "queue": status.queue,
-        "under_way": status.in_flight,
+        "looks": status.pass.observations,
+        "failed_looks": status.pass.failed_observations,
+        "pass_ms": status.pass.duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        "passing": status.pass.started.is_some(),
+        "queue": status.work.queue,
+        "under_way": status.work.in_flight,
         "converged": converged(&status),
         "trouble": status.trouble,
         "to_do": pass.map(|pass| pass.plan.steps().count()),
@@ -103,8 +103,8 @@ pub fn status(board: &StatusBoard, view: View) -> Value {
 /// The last pass succeeded, no plan is in flight, and nothing is to do or held.
 pub fn converged(status: &ControllerStatus) -> bool {
     status.trouble.is_none()
-        && status.in_flight == 0
-        && status.last_pass.as_ref().is_some_and(|pass| pass.plan.is_empty())
+        && status.work.in_flight == 0
+        && status.pass.last.as_ref().is_some_and(|pass| pass.plan.is_empty())
 }
 
 fn hold(hold: &Hold) -> Value {
@@ -200,7 +200,7 @@ fn process(row: &Row) -> Value {
 pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorResponse> {
     let status = dashboard.board.status();
     let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "the target was not observed yet");
-    let pass = status.last_pass.ok_or_else(none)?;
+    let pass = status.pass.last.ok_or_else(none)?;
     let plan = (dashboard.plan)(&pass);
     Ok(match view {
         View::Full => json_response(StatusCode::OK, &plan),
@@ -239,7 +239,7 @@ pub fn health(board: &StatusBoard) -> Response {
 pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Response {
     let status = board.status();
     let overload = exhausted.map(|resource| resource.reason().to_owned());
-    let why = match (&status.role, &status.trouble, &status.last_pass) {
+    let why = match (&status.role, &status.trouble, &status.pass.last) {
         (_, Some(trouble), _) => Some(trouble.clone()),
         (Role::Waiting { .. }, None, _) | (Role::Leading { .. }, None, Some(_)) => None,
         (Role::Starting, None, _) => Some("starting".to_owned()),
@@ -328,11 +328,12 @@ pub async fn resume<S: Store>(
     let key = keys::pause(request.namespace.as_ref());
     let state = dashboard.state.get();
     let found = with_timeout(state.get(&key)).await?;
-    let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
     write(dashboard, Txn::delete(key)).await?;
-    // An expired pause was not in effect.
+    // An expired pause was not in effect; one that cannot be read was.
     let now = clock::now();
-    if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
+    let is_active = |pause: Pause| pause.until.is_none_or(|until| until > now);
+    let was_paused = found.is_some_and(|entry| serde_json::from_slice(&entry.value).map_or(true, is_active));
+    if !was_paused {
         let message = format!("nothing was paused: {}", pause_scope(request.namespace.as_ref()));
         return Ok(json_response(StatusCode::OK, &json!({"resumed": null, "message": message})));
     }

@@ -18,21 +18,26 @@ pub fn text(board: &StatusBoard, readers: usize) -> String {
         &mut page,
         "abide_reconcile_seconds",
         "Duration of reconcile passes: load, observe, plan.",
-        &status.passes,
+        &status.pass.durations,
     );
-    times(&mut page, "abide_run_seconds", "Duration of plan executions, per component.", &status.runs);
+    times(
+        &mut page,
+        "abide_run_seconds",
+        "Duration of plan executions, per component.",
+        &status.work.durations,
+    );
     page.head("abide_operations_total", "counter", "Finished operations by operation and outcome.");
-    for ((op, outcome), n) in &status.operations {
+    for ((op, outcome), n) in &status.work.operations {
         page.line("abide_operations_total", &[("op", op), ("outcome", outcome)], n);
     }
     page.head("abide_looks_total", "counter", "Observations of the target by result.");
-    page.line("abide_looks_total", &[("result", "ok")], status.observations);
-    page.line("abide_looks_total", &[("result", "failed")], status.failed_observations);
+    page.line("abide_looks_total", &[("result", "ok")], status.pass.observations);
+    page.line("abide_looks_total", &[("result", "failed")], status.pass.failed_observations);
     let subject = &board.subject;
     page.head("abide_revision_info", "gauge", "Active revision as labels; always 1.");
-    let commit = status.commit.as_deref().unwrap_or_default();
+    let commit = status.source.commit.as_deref().unwrap_or_default();
     let labels = [
-        ("revision", status.revision.as_str()),
+        ("revision", status.source.revision.as_str()),
         ("commit", commit),
         ("owner", &subject.owner),
         ("target", &subject.target),
@@ -40,7 +45,7 @@ pub fn text(board: &StatusBoard, readers: usize) -> String {
     page.line("abide_revision_info", &labels, 1);
     page.head("abide_problems", "gauge", "Problems in the manifests by severity.");
     for (label, severity) in [("error", Severity::Error), ("warning", Severity::Warning)] {
-        let many = status.problems.iter().filter(|problem| problem.severity == severity).count();
+        let many = status.source.problems.iter().filter(|problem| problem.severity == severity).count();
         page.line("abide_problems", &[("severity", label)], many);
     }
     single_values(&mut page, board, &status, readers);
@@ -61,7 +66,7 @@ fn instances(page: &mut MetricsText, status: &ControllerStatus) {
         page.line("abide_instances", &[("sync", sync), ("health", health), ("hosting", hosting)], n);
     }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for held in status.last_pass.iter().flat_map(|pass| &pass.plan.held) {
+    for held in status.pass.last.iter().flat_map(|pass| &pass.plan.held) {
         *reasons.entry(held.reason.word()).or_default() += 1;
     }
     page.head("abide_held", "gauge", "Held changes by reason.");
@@ -72,15 +77,15 @@ fn instances(page: &mut MetricsText, status: &ControllerStatus) {
 
 fn single_values(page: &mut MetricsText, board: &StatusBoard, status: &ControllerStatus, readers: usize) {
     let now = clock::now();
-    let pass = status.last_pass.as_deref();
+    let pass = status.pass.last.as_deref();
     let observed_at = pass.map_or(0.0, |pass| pass.observed.at.0 as f64 / 1000.0);
     let since = pass.map_or(board.began, |pass| pass.observed.at);
     let leads = matches!(status.role, Role::Leading { .. });
     let to_do = pass.map_or(0, |pass| pass.plan.steps().count());
     let backing_off = pass.map_or(0, |pass| pass.backing_off.len());
     for (name, help, value) in [
-        ("abide_queue", "Steps in flight or queued.", status.queue as f64),
-        ("abide_under_way", "Plans and plan components in flight.", status.in_flight as f64),
+        ("abide_queue", "Steps in flight or queued.", status.work.queue as f64),
+        ("abide_under_way", "Plans and plan components in flight.", status.work.in_flight as f64),
         ("abide_to_do", "Steps in the plan of the last pass.", to_do as f64),
         ("abide_backing_off", "Failed instances in backoff.", backing_off as f64),
         (
@@ -102,7 +107,7 @@ fn single_values(page: &mut MetricsText, board: &StatusBoard, status: &Controlle
         (
             "abide_source_followed",
             "0 if the current content of the source is not active.",
-            f64::from(u8::from(status.not_followed.is_none())),
+            f64::from(u8::from(status.source.not_followed.is_none())),
         ),
         ("abide_event_readers", "Open event streams.", readers as f64),
         ("abide_started_timestamp_seconds", "Start time of the controller.", board.began.0 as f64 / 1000.0),

@@ -142,8 +142,8 @@ impl Notifier {
             text: entry.text.clone(),
             owner: subject.owner.clone(),
             target: subject.target.clone(),
-            revision: short(&status.revision),
-            commit: short(status.commit.as_deref().unwrap_or_default()),
+            revision: short(status.source.revision.as_str()),
+            commit: short(status.source.commit.as_deref().unwrap_or_default()),
             level: entry.level.word().to_owned(),
         };
         let body = self.template.get().render(&message);

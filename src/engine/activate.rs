@@ -7,8 +7,7 @@ use super::input::{PlanDigests, PlanInput};
 use super::pin::{self, Pin};
 use super::report::Report;
 use super::revisions::{self, NewRevision};
-use crate::model::Plan;
-use crate::reconcile::of_desired;
+use crate::model::{ManifestRevision, Plan};
 use crate::store::{Error, Store};
 
 /// Which revision an apply activates.
@@ -39,7 +38,7 @@ impl Activation {
         match self {
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
-                let revision = of_desired(&input.loaded.desired);
+                let revision = ManifestRevision::of(&input.loaded.desired);
                 let texts = input.loaded.file_contents();
                 let new = NewRevision {
                     owner,

@@ -8,9 +8,9 @@ use super::activate::changed_source;
 use super::error::ApplyError;
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
-use crate::model::{Now, Observed, Plan};
+use crate::model::{ManifestRevision, Now, Observed, Plan};
 use crate::observe::{NoHistory, PlanInputs, SearchCache, SpecSearch, Target, TargetError};
-use crate::reconcile::{Rules, fingerprint, of_desired, reconcile};
+use crate::reconcile::{Rules, fingerprint, reconcile};
 
 /// A plan to make for a target.
 pub struct PlanRequest<S = NoHistory> {
@@ -148,7 +148,7 @@ impl PlanInput {
     }
 
     pub fn digests(&self, plan: &Plan) -> PlanDigests {
-        let wanted = of_desired(&self.loaded.desired);
+        let wanted = ManifestRevision::of(&self.loaded.desired);
         PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
     }
 }
@@ -161,7 +161,7 @@ fn log_planned(plan: &Plan, begin: Instant) {
 #[derive(Clone, Debug, Default)]
 pub struct PlanDigests {
     /// Revision of the manifests.
-    pub wanted: String,
+    pub wanted: ManifestRevision,
     /// Fingerprint: all inputs.
     pub all: String,
     /// Plan id: fingerprint and steps.
@@ -169,7 +169,13 @@ pub struct PlanDigests {
 }
 
 impl PlanDigests {
-    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> PlanDigests {
+    pub fn of(
+        wanted: ManifestRevision,
+        observed: &Observed,
+        rules: &Rules,
+        target: &str,
+        plan: &Plan,
+    ) -> PlanDigests {
         let all = fingerprint(&wanted, observed, rules, target, plan);
         let id = blake3::hash(format!("{all}\n{}", step_lines(plan).join("\n")).as_bytes());
         PlanDigests { wanted, all, id: id.to_hex()[..16].to_owned() }

@@ -5,13 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Time;
+use crate::model::{ManifestRevision, Time};
 use crate::store::{Error, Seq, Store, Txn, keys};
 
 /// The pinned revision, and who pinned it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
-    pub revision: String,
+    pub revision: ManifestRevision,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     pub since: Time,
@@ -20,17 +20,17 @@ pub struct Pin {
     pub reason: Option<String>,
     /// The revision that was active then: it does not end the pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<String>,
+    pub over: Option<ManifestRevision>,
     /// Another revision that does not end it: that of the source while it was partly broken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub also: Vec<String>,
+    pub also: Vec<ManifestRevision>,
 }
 
 impl Pin {
     /// Whether this revision of the source is newer than the pin.
-    pub fn is_older_than(&self, revision: &str) -> bool {
-        let is_left_behind = |over: &str| revision == over || self.also.iter().any(|also| also == revision);
-        revision != self.revision && self.over.as_deref().is_some_and(|over| !is_left_behind(over))
+    pub fn is_older_than(&self, revision: &ManifestRevision) -> bool {
+        let is_left_behind = |over: &ManifestRevision| revision == over || self.also.contains(revision);
+        *revision != self.revision && self.over.as_ref().is_some_and(|over| !is_left_behind(over))
     }
 }
 
@@ -54,18 +54,19 @@ mod tests {
     #[test]
     fn only_what_is_neither_pinned_nor_left_behind_is_newer() {
         let mut pin = Pin {
-            revision: "1".to_owned(),
+            revision: ManifestRevision::from_text("1"),
             commit: None,
             since: Time(0),
             by: "ann".to_owned(),
             reason: None,
-            over: Some("2".to_owned()),
-            also: vec!["4".to_owned()],
+            over: Some(ManifestRevision::from_text("2")),
+            also: vec![ManifestRevision::from_text("4")],
         };
-        let newer = ["1", "2", "3", "4"].map(|revision| pin.is_older_than(revision));
+        let newer =
+            ["1", "2", "3", "4"].map(|revision| pin.is_older_than(&ManifestRevision::from_text(revision)));
         assert_eq!(newer, [false, false, true, false]);
         // The active revision was unknown: the pin stays until a person ends it.
         pin.over = None;
-        assert!(!pin.is_older_than("3"));
+        assert!(!pin.is_older_than(&ManifestRevision::from_text("3")));
     }
 }

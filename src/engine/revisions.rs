@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::pin::{self, Pin};
 use crate::clock;
 use crate::manifest::FileContent;
-use crate::model::Time;
+use crate::model::{ManifestRevision, Time};
 use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
 
 /// Maximum number of revisions per owner.
@@ -40,7 +40,7 @@ const MAX_ATTEMPTS: usize = 10;
 pub struct NewRevision<'a> {
     pub owner: &'a str,
     pub source: &'a str,
-    pub revision: &'a str,
+    pub revision: &'a ManifestRevision,
     pub commit: Option<&'a str>,
     pub texts: &'a [FileContent],
 }
@@ -49,7 +49,7 @@ pub struct NewRevision<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveRevision {
     pub source: String,
-    pub revision: String,
+    pub revision: ManifestRevision,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     pub at: Time,
@@ -58,7 +58,7 @@ pub struct ActiveRevision {
 /// A stored revision, without its texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    pub revision: String,
+    pub revision: ManifestRevision,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     pub source: String,
@@ -216,7 +216,7 @@ pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Resul
         let mut txn =
             chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(activated, snapshot.at)));
         let value = serde_json::to_vec(&snapshot).unwrap_or_default();
-        txn = txn.and(Txn::put(keys::snapshots_prefix(activated.owner) + activated.revision, value));
+        txn = txn.and(Txn::put(revision_key(activated.owner, activated.revision), value));
         if pin.is_some() {
             txn = txn.and(Txn::delete(keys::pin(activated.owner)));
         }
@@ -250,7 +250,7 @@ pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
     let value = serde_json::to_vec(&taken).unwrap_or_default();
     let mut txn = Txn::put(&place, value).only_if(&place, changed);
     for snapshot in &go {
-        txn = txn.and(Txn::delete(keys::snapshots_prefix(owner) + &snapshot.revision));
+        txn = txn.and(Txn::delete(revision_key(owner, &snapshot.revision)));
     }
     for sum in unused {
         txn = txn.and(Txn::delete(keys::snapshot_lists_prefix(owner) + sum));
@@ -264,16 +264,24 @@ pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
 }
 
 /// The revisions beyond the newest [`MAX_REVISIONS`], and the others. The active one stays.
-fn split_expired(all: Vec<Snapshot>, in_force: &str) -> (Vec<Snapshot>, Vec<Snapshot>) {
+fn split_expired(all: Vec<Snapshot>, in_force: &ManifestRevision) -> (Vec<Snapshot>, Vec<Snapshot>) {
     let mut nth = 0;
     all.into_iter().partition(|snapshot| {
         nth += 1;
-        nth > MAX_REVISIONS && snapshot.revision != in_force
+        nth > MAX_REVISIONS && snapshot.revision != *in_force
     })
 }
 
-async fn find_revision<S: Store>(state: &S, owner: &str, revision: &str) -> Result<Option<Snapshot>, Error> {
-    let entry = state.get(&(keys::snapshots_prefix(owner) + revision)).await?;
+fn revision_key(owner: &str, revision: &ManifestRevision) -> String {
+    keys::snapshots_prefix(owner) + revision.as_str()
+}
+
+async fn find_revision<S: Store>(
+    state: &S,
+    owner: &str,
+    revision: &ManifestRevision,
+) -> Result<Option<Snapshot>, Error> {
+    let entry = state.get(&revision_key(owner, revision)).await?;
     Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
 }
 
@@ -296,7 +304,7 @@ async fn replaced_texts<S: Store>(
 fn encode_active(activated: &NewRevision<'_>, at: Time) -> Vec<u8> {
     let taken = ActiveRevision {
         source: activated.source.to_owned(),
-        revision: activated.revision.to_owned(),
+        revision: activated.revision.clone(),
         commit: activated.commit.map(str::to_owned),
         at,
     };
@@ -343,7 +351,7 @@ impl<'a> FileLists<'a> {
 
     fn snapshot(&self, activated: &NewRevision<'_>) -> Snapshot {
         Snapshot {
-            revision: activated.revision.to_owned(),
+            revision: activated.revision.clone(),
             commit: activated.commit.map(str::to_owned),
             source: activated.source.to_owned(),
             at: clock::now(),
@@ -377,20 +385,20 @@ mod tests {
     #[test]
     fn the_last_twenty_stay_and_what_is_in_force() {
         let snapshot = |nth: usize| Snapshot {
-            revision: nth.to_string(),
+            revision: ManifestRevision::from_text(nth.to_string()),
             commit: None,
             source: String::new(),
             at: Time(nth as i64),
             lists: Vec::new(),
         };
         let newest_first: Vec<Snapshot> = (0..23).rev().map(snapshot).collect();
-        let (go, stay) = split_expired(newest_first.clone(), "22");
-        let names = |all: &[Snapshot]| all.iter().map(|one| one.revision.clone()).collect::<Vec<_>>();
+        let (go, stay) = split_expired(newest_first.clone(), &ManifestRevision::from_text("22"));
+        let names = |all: &[Snapshot]| all.iter().map(|one| one.revision.to_string()).collect::<Vec<_>>();
         assert_eq!(
             (names(&go), stay.len()),
             (vec!["2".to_owned(), "1".to_owned(), "0".to_owned()], MAX_REVISIONS)
         );
-        let (go, _) = split_expired(newest_first, "1");
+        let (go, _) = split_expired(newest_first, &ManifestRevision::from_text("1"));
         assert_eq!(names(&go), ["2", "0"]);
     }
 

@@ -10,12 +10,14 @@ mod field;
 mod hashed_spec;
 mod hold;
 mod key;
+mod manifest_revision;
 mod observed;
 mod plan;
 mod revision;
 mod selection;
 mod selector;
 mod spec;
+mod text_digest;
 mod time;
 mod value;
 
@@ -30,6 +32,7 @@ pub use field::Field;
 pub use hashed_spec::HashedSpec;
 pub use hold::{Hold, Pause};
 pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
+pub use manifest_revision::ManifestRevision;
 pub use observed::{Health, KnownSpec, LastRun, Observed, ObservedInstance, Presence, Present};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use revision::{ParseSpecRevisionError, SpecRevision};
@@ -39,5 +42,6 @@ pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
     StartMode, secret_digest,
 };
+pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};
 pub use value::{Env, Value};

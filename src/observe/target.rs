@@ -2,15 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::DeserializeOwned;
-
 use super::error::TargetError;
 use super::observation::{Observation, ObserveRequest};
 use crate::backend::{Backend, ChangeStream, InstanceQuery, Scope};
 use crate::clock;
+use crate::execute::active_holds::read_active_holds;
 use crate::model::{Desired, DesiredInstance, Hold, InstanceKey, Name, Pause, Time};
 use crate::reconcile::Caps;
-use crate::store::{Error, Store};
+use crate::store::Store;
 
 /// A target, as an apply and a controller need it.
 pub trait Target: Send + Sync {
@@ -66,26 +65,13 @@ pub trait Target: Send + Sync {
         }
     }
 
-    /// Holds and pauses that have not expired.
+    /// Holds and pauses that have not expired. An entry that cannot be read holds what its key names.
     fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), TargetError>> + Send {
         async move {
-            let read = async {
-                let holds: Vec<Hold> = list_prefix(self.state(), "hold/").await?;
-                Ok((holds, list_prefix::<Pause, _>(self.state(), "pause/").await?))
-            };
-            let read: Result<(Vec<Hold>, Vec<Pause>), Error> = read.await;
-            let (mut holds, mut pauses) = read.map_err(|error| TargetError::state(self.name(), error))?;
-            let now = clock::now();
-            holds.retain(|hold| hold.until.is_none_or(|until| until > now));
-            pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
-            Ok((holds, pauses))
+            let read = read_active_holds(self.state(), clock::now()).await;
+            read.map_err(|error| TargetError::state(self.name(), error))
         }
     }
-}
-
-async fn list_prefix<T: DeserializeOwned, S: Store>(state: &S, prefix: &str) -> Result<Vec<T>, Error> {
-    let page = state.range(prefix, None, usize::MAX).await?;
-    Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
 }
 
 /// Observes the instances of these manifests. With `whole`, also all instances of these namespaces and of the ledger.

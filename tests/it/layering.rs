@@ -72,7 +72,7 @@ fn modules_depend_only_on_allowed_modules() {
         ("gse", &["model"]),
         ("agent_protocol", &["model", "gse"]),
         ("import", &["model", "manifest"]),
-        ("source", &["model", "manifest", "reconcile", "store", "clock"]),
+        ("source", &["model", "manifest", "store", "clock"]),
         ("backend", &["model", "gse", "agent_protocol", "http", "clock"]),
         ("execute", &["model", "store", "backend", "reconcile", "clock"]),
         // An observation reads the ledger that an execution writes.

@@ -2,6 +2,7 @@
 
 use abide::control::revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};
+use abide::model::ManifestRevision;
 use abide::store::{Embedded, Store};
 use serde_json::Value;
 
@@ -184,7 +185,8 @@ fn the_last_twenty_revisions_are_kept() {
     };
     runtime.block_on(async {
         for version in 0..MAX_REVISIONS + 5 {
-            let (revision, texts) = (format!("{version:032}"), load(version).file_contents());
+            let revision = ManifestRevision::from_text(format!("{version:032}"));
+            let texts = load(version).file_contents();
             let word = NewRevision {
                 owner: "team",
                 source: "here",
@@ -205,7 +207,7 @@ fn the_last_twenty_revisions_are_kept() {
             3 * MAX_REVISIONS + 1
         );
         for snapshot in &kept {
-            let version = snapshot.revision.parse().expect("a number");
+            let version = snapshot.revision.as_str().parse().expect("a number");
             let texts = revisions::texts(&store, "team", snapshot).await.expect("its texts");
             let again = manifest::load_files(texts, Vec::new(), &Limits::default(), &Default::default());
             assert_eq!(again.desired, load(version).desired);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use abide::backend::sim::{Faults, LATE_SECS, Proc};
 use abide::control::spec_history::ManifestHistory;
-use abide::control::{self, ControllerConfig, ControllerEvent};
+use abide::control::{self, ControllerConfig, ControllerEvent, ManifestConfig};
 use abide::manifest::Limits;
 use abide::model::{Desired, Dialect, Hold, HostKey, InstanceKey, Pause, State};
 use abide::reconcile::{Caps, Rules};
@@ -193,10 +193,12 @@ fn setting(dialect: Dialect) -> ControllerConfig {
         timeout: Duration::from_secs(600),
         check: |_| None,
         trigger: Arc::default(),
-        source: "handed".to_owned(),
-        user: None,
-        limits: Limits::default(),
-        manifest_history: ManifestHistory::Paths(Vec::new()),
+        manifests: ManifestConfig {
+            source: "handed".to_owned(),
+            default_user: None,
+            limits: Limits::default(),
+            history: ManifestHistory::Paths(Vec::new()),
+        },
     }
 }
 

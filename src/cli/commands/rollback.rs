@@ -21,7 +21,8 @@ use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, Snapshot};
 use crate::manifest;
-use crate::reconcile::{Caps, of_desired};
+use crate::model::ManifestRevision;
+use crate::reconcile::Caps;
 use crate::store::{Error, Outcome, Store, Txn, keys};
 
 /// Pin an earlier revision and apply it
@@ -101,13 +102,13 @@ async fn roll_back(
     let active = revisions::active(&live.state, owner).await.map_err(broken)?.0;
     let history = history::newest(&live.state, owner, history::MAX_ENTRIES).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(active.as_ref().map(|active| &active.revision));
-    let snapshot = find_revision(to, &known, &history, now.map(String::as_str))?;
+    let snapshot = find_revision(to, &known, &history, now)?;
     let texts = revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
     let limits = args.limits.limits();
     let loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
     let apply = apply_args(args, owner);
     let wanted = DesiredInput::of(loaded, &apply.input, printer)?;
-    if of_desired(wanted.desired()) != snapshot.revision {
+    if ManifestRevision::of(wanted.desired()) != snapshot.revision {
         let message = format!("the stored files of revision {} have another digest", snapshot.revision);
         return Err(Failure::new(Exit::Failed, message).hint("another version of abide may have stored them"));
     }
@@ -129,14 +130,16 @@ fn find_revision<'a>(
     to: &str,
     known: &'a [Snapshot],
     history: &[Value],
-    now: Option<&str>,
+    now: Option<&ManifestRevision>,
 ) -> Result<&'a Snapshot, Failure> {
-    let by_revision = |revision: &str| known.iter().find(|snapshot| snapshot.revision == revision);
+    let by_revision =
+        |revision: &ManifestRevision| known.iter().find(|snapshot| snapshot.revision == *revision);
+    let revision_of = |entry: &Value| entry["revision"].as_str().map(ManifestRevision::from_text);
     if to == "previous" {
         let well = history.iter().filter(|entry| entry["exit"] == 0);
-        let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
+        let mut before = well.filter_map(revision_of).filter(|one| Some(one) != now);
         return before
-            .find_map(by_revision)
+            .find_map(|one| by_revision(&one))
             .ok_or_else(|| unknown_revision("no earlier revision converged", known));
     }
     let to = to.to_ascii_lowercase();
@@ -147,10 +150,10 @@ fn find_revision<'a>(
     // Several commits can have the same revision.
     let commits =
         history.iter().filter(|entry| entry["commit"].as_str().is_some_and(|one| one.starts_with(&to)));
-    let by_commit = commits.filter_map(|entry| by_revision(entry["revision"].as_str()?));
+    let by_commit = commits.filter_map(|entry| by_revision(&revision_of(entry)?));
     let direct = known.iter().filter(|snapshot| {
         let is = |id: &str| id.starts_with(&to);
-        is(&snapshot.revision) || snapshot.commit.as_deref().is_some_and(is)
+        is(snapshot.revision.as_str()) || snapshot.commit.as_deref().is_some_and(is)
     });
     let mut found: Vec<&Snapshot> = direct.chain(by_commit).collect();
     found.sort_by(|a, b| a.revision.cmp(&b.revision));
@@ -168,7 +171,7 @@ fn unknown_revision(what: &str, known: &[Snapshot]) -> Failure {
             snapshot.commit.as_deref().map(|id| format!("  commit {}", short_id(id))).unwrap_or_default();
         format!(
             "\n  {}  {}{commit}  {}",
-            short_id(&snapshot.revision),
+            short_id(snapshot.revision.as_str()),
             snapshot.at,
             visible(&snapshot.source)
         )
@@ -190,7 +193,7 @@ async fn unpin(owner: &str, live: &ConnectedTarget, printer: &Printer) -> Result
         let message = "the pin changed at the same time: nothing was done";
         return Err(Failure::new(Exit::Failed, message).hint("`abide history` shows the current pin"));
     }
-    printer.info(&format!("no longer pinned to {}", short_id(&pin.revision)));
+    printer.info(&format!("no longer pinned to {}", short_id(pin.revision.as_str())));
     Ok(Exit::Done)
 }
 
@@ -213,5 +216,5 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
 pub fn describe_pin(pin: &Pin) -> String {
     let commit = pin.commit.as_deref().map(|id| format!(" (commit {})", short_id(id))).unwrap_or_default();
     let why = pin.reason.as_deref().map(|why| format!(": {}", visible(why))).unwrap_or_default();
-    format!("{}{commit} since {} by {}{why}", short_id(&pin.revision), pin.since, visible(&pin.by))
+    format!("{}{commit} since {} by {}{why}", short_id(pin.revision.as_str()), pin.since, visible(&pin.by))
 }

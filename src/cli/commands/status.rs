@@ -77,7 +77,8 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     for (owner, active) in &active {
         let commit =
             active.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
-        let (owner, revision, source) = (visible(owner), short_id(&active.revision), visible(&active.source));
+        let (owner, revision, source) =
+            (visible(owner), short_id(active.revision.as_str()), visible(&active.source));
         text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
     }
     for (owner, pin) in &pins {

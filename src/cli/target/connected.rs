@@ -160,7 +160,7 @@ impl ConnectedTarget {
         Ok(hosts.into_iter().map(host).collect())
     }
 
-    /// Holds and pauses that have not expired.
+    /// Holds and pauses that have not expired. An entry that cannot be read holds what its key names.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
         self.active_holds().await.map_err(|error| self.target_failure(&error))
     }

@@ -11,7 +11,7 @@ use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::{HoldReason, InstanceKey, Step, Why};
+use crate::model::{HoldReason, InstanceKey, ManifestRevision, Step, Why};
 use crate::source::SourceError;
 
 /// Maximum number of texts listed per entry.
@@ -51,13 +51,13 @@ impl Inner {
             ControllerEvent::RevisionNotFollowed { revision } => self.on_not_followed(*revision),
             ControllerEvent::Source { trouble } => self.on_source_error(*trouble),
             ControllerEvent::Pinned { pin } => {
-                self.known.pin = Some((*pin).clone());
+                self.known.source.pin = Some((*pin).clone());
                 let title = format!("pinned to {} by {}", pin.revision, pin.by);
                 let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
                 self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
             }
             ControllerEvent::Unpinned { pin, newer } => {
-                self.known.pin = None;
+                self.known.source.pin = None;
                 let why = if *newer { ": the source has something newer" } else { "" };
                 let title = format!("no longer pinned to {}{why}", pin.revision);
                 self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"pinned": null}));
@@ -75,8 +75,8 @@ impl Inner {
             }
             ControllerEvent::Planned { result } => self.on_planned(result, changed),
             ControllerEvent::ExecutionStarted { steps } => {
-                self.known.queue += steps;
-                self.known.in_flight += 1;
+                self.known.work.queue += steps;
+                self.known.work.in_flight += 1;
                 let title = format!("{} to do", count(*steps, "step"));
                 self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), json!({"steps": steps}));
             }
@@ -92,7 +92,7 @@ impl Inner {
                 self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::RolledBack { processes, steps } => {
-                self.known.queue += steps;
+                self.known.work.queue += steps;
                 let title = format!("{processes}: rollout failed; rolling back");
                 let more = json!({"processes": processes});
                 self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
@@ -108,50 +108,50 @@ impl Inner {
                     self.log(Kind::Converged, LogLevel::Info, title, plain(), more);
                 }
             }
-            ControllerEvent::PassStarted => self.known.pass_started = Some(Instant::now()),
+            ControllerEvent::PassStarted => self.known.pass.started = Some(Instant::now()),
             ControllerEvent::PassFinished { took } => self.on_pass_finished(*took),
             ControllerEvent::Tick => {}
         }
     }
 
-    fn on_not_followed(&mut self, revision: Option<&str>) {
+    fn on_not_followed(&mut self, revision: Option<&ManifestRevision>) {
         let title = match revision {
             Some(revision) => {
-                let short: String = revision.chars().take(12).collect();
+                let short = revision.short();
                 format!("revision {short} is available but not followed")
             }
             None => "the source has the active revision".to_owned(),
         };
-        self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+        self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
         self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"unfollowed": revision}));
     }
 
     fn on_source_error(&mut self, error: Option<&SourceError>) {
         let Some(error) = error else {
-            self.known.not_followed = None;
+            self.known.source.not_followed = None;
             let title = "the source is followed again".to_owned();
             return self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"trouble": null}));
         };
         let title = format!("the source is not followed: {}: {error}", error.word());
-        self.known.not_followed = Some(format!("{}: {error}", error.word()));
+        self.known.source.not_followed = Some(format!("{}: {error}", error.word()));
         let more = json!({"trouble": error.word()});
         self.log(Kind::Source, LogLevel::Error, title, error.hint().unwrap_or_default(), more);
     }
 
     fn on_failure(&mut self, why: &str) {
-        self.known.failed_observations += 1;
+        self.known.pass.failed_observations += 1;
         if self.known.trouble.as_deref() != Some(why) {
             self.known.trouble = Some(why.to_owned());
             self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), json!({}));
         }
     }
 
-    fn on_source_read(&mut self, reading: &SourceState, revision: &str) {
+    fn on_source_read(&mut self, reading: &SourceState, revision: &ManifestRevision) {
         let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
                           "errors": errors(&reading.problems).len()});
-        if revision != self.known.revision || reading.commit != self.known.commit {
+        if *revision != self.known.source.revision || reading.commit != self.known.source.commit {
             self.news = true;
-            let short: String = revision.chars().take(12).collect();
+            let short = revision.short();
             let many = count(reading.desired.instances.len(), "instance");
             let commit =
                 reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
@@ -159,13 +159,13 @@ impl Inner {
             self.log(Kind::Read, LogLevel::Info, title, String::new(), more);
         }
         self.on_problems(reading);
-        self.known.revision = revision.to_owned();
-        self.known.commit.clone_from(&reading.commit);
-        self.known.files = reading.files;
+        self.known.source.revision = revision.clone();
+        self.known.source.commit.clone_from(&reading.commit);
+        self.known.source.files = reading.files;
     }
 
     fn on_problems(&mut self, reading: &SourceState) {
-        let (errors, before) = (errors(&reading.problems), errors(&self.known.problems));
+        let (errors, before) = (errors(&reading.problems), errors(&self.known.source.problems));
         let more = json!({"errors": errors.len()});
         if !errors.is_empty() && errors != before {
             let title = format!(
@@ -182,18 +182,18 @@ impl Inner {
             let title = "the manifests have no errors any more".to_owned();
             self.log(Kind::ProblemsFixed, LogLevel::Info, title, String::new(), more);
         }
-        self.known.is_incomplete = reading.is_incomplete;
-        self.known.problems = reading.problems.clone().into();
+        self.known.source.is_incomplete = reading.is_incomplete;
+        self.known.source.problems = reading.problems.clone().into();
     }
 
     fn on_planned(&mut self, look: &Arc<PassResult>, changed: usize) {
-        self.known.observations += 1;
+        self.known.pass.observations += 1;
         if self.known.trouble.take().is_some() {
             let title = "the target is reachable again".to_owned();
             self.log(Kind::Recovered, LogLevel::Info, title, String::new(), json!({}));
         }
         let now = held_lines(look);
-        let before = self.known.last_pass.as_ref().map(|look| held_lines(look)).unwrap_or_default();
+        let before = self.known.pass.last.as_ref().map(|look| held_lines(look)).unwrap_or_default();
         if now != before {
             let (title, level) = match now.len() {
                 0 => ("no instance is held any more".to_owned(), LogLevel::Info),
@@ -220,13 +220,13 @@ impl Inner {
             let title = format!("{} changed", count(changed, "instance"));
             self.log(Kind::Changed, LogLevel::Info, title, String::new(), json!({"instances": changed}));
         }
-        self.known.last_pass = Some(Arc::clone(look));
+        self.known.pass.last = Some(Arc::clone(look));
     }
 
     fn on_step_finished(&mut self, step: &Step, ended: &StepResult) {
-        self.known.queue = self.known.queue.saturating_sub(1);
+        self.known.work.queue = self.known.work.queue.saturating_sub(1);
         let (op, outcome) = (step.op.word(), ended.outcome);
-        *self.known.operations.entry((op, outcome.word())).or_default() += 1;
+        *self.known.work.operations.entry((op, outcome.word())).or_default() += 1;
         let why = step.why.first();
         let mut title = format!("{op} {}", step.instance);
         match outcome.is_well() {
@@ -248,7 +248,7 @@ impl Inner {
 
     fn on_execution_finished(&mut self, ended: &[StepResult], took: Duration) {
         self.news = true;
-        self.known.in_flight = self.known.in_flight.saturating_sub(1);
+        self.known.work.in_flight = self.known.work.in_flight.saturating_sub(1);
         let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
         for one in ended.iter().filter(|one| one.outcome.is_well()) {
             *summary.entry(one.op.word()).or_default() += 1;
@@ -277,13 +277,13 @@ impl Inner {
         let public: Vec<String> = public.into_iter().map(hidden).collect();
         self.log(Kind::ExecutionFinished, level, title.clone(), list(&lines), more);
         self.set_public_text(title, list(&public));
-        self.known.runs.observe(took);
+        self.known.work.durations.observe(took);
     }
 
     fn on_pass_finished(&mut self, took: Duration) {
-        self.known.pass_started = None;
-        self.known.pass_duration = Some(took);
-        self.known.passes.observe(took);
+        self.known.pass.started = None;
+        self.known.pass.duration = Some(took);
+        self.known.pass.durations.observe(took);
     }
 }
 

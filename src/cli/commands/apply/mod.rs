@@ -114,7 +114,7 @@ pub async fn apply_pinned(
 ) -> Result<Exit, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     // A rollback has no paths, and no new source.
-    let shown_source = format!("rollback to {}", short_id(&pin.revision));
+    let shown_source = format!("rollback to {}", short_id(pin.revision.as_str()));
     let plan = PlanRequest { shown_source, ..wanted.request(&args.input, None) };
     apply_revision(args, None, plan, Activation::Pinned(pin), live, deadline, printer).await
 }

@@ -8,7 +8,7 @@ use crate::cli::output::print::Printer;
 use crate::control::ControllerEvent;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::Step;
+use crate::model::{ManifestRevision, Step};
 use crate::source::SourceState;
 
 const INFO: &str = "info";
@@ -95,7 +95,7 @@ pub fn log(event: &ControllerEvent<'_>, console: &mut ConsoleState, printer: &Pr
     }
 }
 
-fn read(reading: &SourceState, revision: &str, console: &mut ConsoleState, printer: &Printer) {
+fn read(reading: &SourceState, revision: &ManifestRevision, console: &mut ConsoleState, printer: &Printer) {
     console.has_changes = true;
     problems(&reading.problems, printer);
     let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(),
