@@ -14,15 +14,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::event::{ControllerEvent, EventSink};
+use super::history::RunEnd;
 use super::in_flight::has_barriers;
 use super::rollback::{plan_rollback, previous_desired};
 use super::{ControllerConfig, Target, execution_context, history};
 use crate::clock;
+use crate::contract::{HistoryEntry, OperationCounts};
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{self, ExecutionContext, ExecutionEvent, ExecutionResult, StepOutcome, StepResult};
 use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
@@ -44,7 +45,7 @@ pub struct WorkItem {
     pub revision: String,
     pub commit: Option<String>,
     /// See [`history::summary`].
-    pub summary: Value,
+    pub summary: OperationCounts,
     /// The writer lease.
     pub lease: Lease,
     /// Stops the item at the next safe point.
@@ -126,7 +127,7 @@ impl<T: Target> Executor<'_, T> {
             };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
             let exit = if failed == 0 { 0 } else { 3 };
-            let end = json!({"exit": exit, "failed": failed, "steps": history::steps(&ended)});
+            let end = RunEnd { exit, converged: None, failed, steps: history::steps(&ended) };
             ((ended, put_back), end)
         };
         let working = with_hold_refresh(&restrain, rules, || self.target.active_holds(), working);
@@ -214,15 +215,15 @@ impl<T: Target> Executor<'_, T> {
 }
 
 /// The history entry at the start of an item.
-fn history_entry(item: &WorkItem) -> Value {
-    let mut entry = json!({
-        "revision": item.revision, "source": "watch", "summary": item.summary,
-        "steps": history::planned_steps(&item.plan),
-    });
-    if let Some(commit) = &item.commit {
-        entry["commit"] = commit.as_str().into();
+fn history_entry(item: &WorkItem) -> HistoryEntry {
+    HistoryEntry {
+        revision: item.revision.clone(),
+        source: "watch".to_owned(),
+        summary: item.summary.clone(),
+        steps: history::planned_steps(&item.plan),
+        commit: item.commit.clone(),
+        ..HistoryEntry::default()
     }
-    entry
 }
 
 /// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.

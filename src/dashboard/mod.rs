@@ -30,7 +30,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use axum::routing::any;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::AccessControl;
@@ -38,6 +38,7 @@ use self::access::{AuthMethod, WrongCredentials, mark_wrong_credentials};
 use self::redact::View;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
+use crate::contract::{self, Accepted, ErrorBody, PlanDocument};
 use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
@@ -66,7 +67,7 @@ pub struct Dashboard<S> {
     pub state: Reloadable<S>,
     pub trigger: Arc<Notify>,
     /// Renders a plan as `abide plan -o json` does.
-    pub plan: Box<dyn Fn(&PassResult) -> Value + Send + Sync>,
+    pub plan: Box<dyn Fn(&PassResult) -> PlanDocument + Send + Sync>,
     pub access: AccessControl,
     /// Webhook verification; `None`: webhooks are disabled.
     pub webhook: Option<Webhook>,
@@ -267,7 +268,7 @@ async fn respond<S: Store>(
         Route::Webhook => match verify_webhook(shared, parts, body).await? {
             Delivery::First => api::trigger(dashboard, parts, "webhook received: observation requested"),
             // The sender did not receive the first response. Its request had its effect.
-            Delivery::Repeated => json_response(StatusCode::ACCEPTED, &json!({"repeated": true})),
+            Delivery::Repeated => json_response(StatusCode::ACCEPTED, &Accepted::Repeated(true)),
         },
     })
 }
@@ -431,11 +432,11 @@ fn busy(status: StatusCode, message: &str) -> ErrorResponse {
 type ErrorResponse = Box<Response>;
 
 fn error_response(status: StatusCode, message: &str) -> ErrorResponse {
-    Box::new(json_response(status, &json!({"error": message})))
+    Box::new(json_response(status, &ErrorBody { error: message.to_owned() }))
 }
 
-fn json_response(status: StatusCode, value: &Value) -> Response {
-    let mut response = typed_response(Body::from(format!("{value}\n")), "application/json");
+fn json_response(status: StatusCode, document: &impl Serialize) -> Response {
+    let mut response = typed_response(Body::from(contract::compact(document)), "application/json");
     *response.status_mut() = status;
     response
 }

@@ -18,6 +18,7 @@ use super::registry::{RegistryCall as Registry, owned_spec};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, openapi};
+use crate::contract::StoreAnswer;
 use crate::gse::codes::RowCode;
 use crate::gse::request::{MultiRequest, ProcRequest};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
@@ -86,15 +87,23 @@ pub(super) async fn handle<S: Store>(
         }
         ApiCall::Groups => gateway.groups(&request(app, log, body)?).await?,
         ApiCall::Agents { by_id } => gateway.agents(&request(app, log, body)?, by_id)?,
-        ApiCall::Processes => gateway.processes(&query(parts)?, &may).await?,
+        ApiCall::Processes => {
+            let page = gateway.processes(&query(parts)?, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(page)));
+        }
         ApiCall::Watch => return watch(shared, app, parts).await,
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
-        ApiCall::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
+        ApiCall::Hosts => {
+            serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some()).await?)?
+        }
         ApiCall::Tasks => match parameter(parts, "op") {
-            Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
-            None => gateway.list_tasks(&may).await?,
+            Some(op) => serde_json::to_value(gateway.task_of(&Caller { op: Some(op), ..caller }).await?)?,
+            None => serde_json::to_value(gateway.list_tasks(&may).await?)?,
         },
-        ApiCall::State => state(shared, app, log, body).await?,
+        ApiCall::State => {
+            let answer = state(shared, app, log, body).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(answer)));
+        }
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::Health | ApiCall::Ready => Value::Null,
@@ -125,7 +134,7 @@ async fn state<S: Store>(
     app: &App,
     log: &mut RequestLog,
     body: &[u8],
-) -> Result<Value, ApiError> {
+) -> Result<StoreAnswer, ApiError> {
     let mut fields: serde_json::Map<String, Value> = parse_body(body)?;
     fields.retain(|name, _| !name.starts_with("bk_"));
     let request: StoreRequest = parse_body(&serde_json::to_vec(&fields)?)?;
@@ -143,7 +152,8 @@ async fn state<S: Store>(
     }
 }
 
-/// Last line of a watch whose app was removed or has a new secret.
+/// Last line of a watch whose app was removed or has a new secret: a [`ProcessChange`](crate::contract::ProcessChange)
+/// with an error.
 const CREDENTIALS_REVOKED: &str = "{\"error\":\"these credentials are no longer known\"}\n";
 
 /// The task id, under GSE's or JOB's field name.

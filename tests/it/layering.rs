@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::support::project;
 
-const MODULES: [&str; 17] = [
+const MODULES: [&str; 18] = [
     "model",
+    "contract",
     "manifest",
     "reconcile",
     "gse",
@@ -53,21 +54,25 @@ fn uses(code: &str, module: &str) -> bool {
 
 #[test]
 fn modules_depend_only_on_allowed_modules() {
-    let may_use: [(&str, &[&str]); 15] = [
+    let may_use: [(&str, &[&str]); 16] = [
         ("model", &[]),
-        ("manifest", &["model", "clock"]),
+        ("contract", &["model"]),
+        ("manifest", &["model", "contract", "clock"]),
         ("reconcile", &["model"]),
         ("gse", &["model"]),
         ("agent_protocol", &["model", "gse"]),
         ("import", &["model", "manifest"]),
         ("source", &["model", "manifest", "reconcile", "store", "clock"]),
-        ("backend", &["model", "gse", "agent_protocol", "http", "clock"]),
+        ("backend", &["model", "contract", "gse", "agent_protocol", "http", "clock"]),
         ("execute", &["model", "store", "backend", "reconcile", "clock"]),
-        ("control", &["model", "manifest", "reconcile", "backend", "execute", "source", "store", "clock"]),
-        ("dashboard", &["model", "control", "source", "store", "http", "clock"]),
-        ("store", &["model", "http", "clock"]),
+        (
+            "control",
+            &["model", "contract", "manifest", "reconcile", "backend", "execute", "source", "store", "clock"],
+        ),
+        ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
+        ("store", &["model", "contract", "http", "clock"]),
         ("http", &[]),
-        ("gateway", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
+        ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "clock"]),
         ("agent", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
     ];
     for (module, used) in may_use {

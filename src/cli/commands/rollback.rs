@@ -2,9 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use clap::builder::NonEmptyStringValueParser;
-use serde_json::Value;
-
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::apply::{self, ApplyArgs, ExecutionArgs};
 use crate::cli::commands::plan::args::{
@@ -17,12 +14,14 @@ use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{ConnectedTarget, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::contract::HistoryEntry;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, Snapshot};
 use crate::manifest;
 use crate::reconcile::{Caps, of_desired};
 use crate::store::{Error, Outcome, Store, Txn};
+use clap::builder::NonEmptyStringValueParser;
 
 /// Pin an earlier revision and apply it
 ///
@@ -128,13 +127,13 @@ async fn roll_back(
 fn find_revision<'a>(
     to: &str,
     known: &'a [Snapshot],
-    history: &[Value],
+    history: &[HistoryEntry],
     now: Option<&str>,
 ) -> Result<&'a Snapshot, Failure> {
     let by_revision = |revision: &str| known.iter().find(|snapshot| snapshot.revision == revision);
     if to == "previous" {
-        let well = history.iter().filter(|entry| entry["exit"] == 0);
-        let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
+        let well = history.iter().filter(|entry| entry.exit == Some(0));
+        let mut before = well.map(|entry| entry.revision.as_str()).filter(|one| Some(*one) != now);
         return before
             .find_map(by_revision)
             .ok_or_else(|| unknown_revision("no earlier revision converged", known));
@@ -146,8 +145,8 @@ fn find_revision<'a>(
     }
     // Several commits can have the same revision.
     let commits =
-        history.iter().filter(|entry| entry["commit"].as_str().is_some_and(|one| one.starts_with(&to)));
-    let by_commit = commits.filter_map(|entry| by_revision(entry["revision"].as_str()?));
+        history.iter().filter(|entry| entry.commit.as_deref().is_some_and(|one| one.starts_with(&to)));
+    let by_commit = commits.filter_map(|entry| by_revision(&entry.revision));
     let direct = known.iter().filter(|snapshot| {
         let is = |id: &str| id.starts_with(&to);
         is(&snapshot.revision) || snapshot.commit.as_deref().is_some_and(is)

@@ -1,7 +1,5 @@
 //! Activation of a revision by an apply (new manifests, or a pinned earlier revision), recorded before the first step.
 
-use serde_json::{Value, json};
-
 use super::ApplyArgs;
 use super::report::{OriginalPlan, Report};
 use crate::cli::Failure;
@@ -9,7 +7,8 @@ use crate::cli::commands::plan::input::PlanInput;
 use crate::cli::commands::rollback;
 use crate::cli::output::print::Printer;
 use crate::cli::target::ConnectedTarget;
-use crate::control::history;
+use crate::contract::HistoryEntry;
+use crate::control::history::{self, RunEnd};
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, NewRevision};
 use crate::model::Plan;
@@ -84,22 +83,26 @@ impl Activation {
     }
 
     /// The history entry at the start of the run.
-    pub fn history_entry(&self, input: &PlanInput, planned: &Plan, before: &OriginalPlan) -> Value {
+    pub fn history_entry(&self, input: &PlanInput, planned: &Plan, before: &OriginalPlan) -> HistoryEntry {
         let digests = &before.digests;
-        let mut entry = json!({
-            "revision": digests.wanted, "source": input.paths, "plan": digests.id,
-            "summary": history::summary(planned, &planned.held), "steps": history::planned_steps(planned),
-        });
-        if let Some(commit) = self.commit() {
-            entry["commit"] = commit.into();
+        HistoryEntry {
+            revision: digests.wanted.clone(),
+            source: input.paths.clone(),
+            plan: Some(digests.id.clone()),
+            summary: history::summary(planned, &planned.held),
+            steps: history::planned_steps(planned),
+            commit: self.commit().map(str::to_owned),
+            ..HistoryEntry::default()
         }
-        entry
     }
 }
 
-/// The fields that the end of the run adds to its history entry.
-pub fn history_result(report: &Report) -> Value {
-    let failed = report.ended.iter().filter(|ended| !ended.outcome.is_well()).count();
-    json!({"exit": report.exit as u8, "converged": report.converged, "failed": failed,
-           "steps": history::steps(&report.ended)})
+/// The end of the run, for its history entry.
+pub fn history_result(report: &Report) -> RunEnd {
+    RunEnd {
+        exit: report.exit as u8,
+        converged: Some(report.converged),
+        failed: report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
+        steps: history::steps(&report.ended),
+    }
 }

@@ -159,7 +159,7 @@ async fn apply_activation(
         let report =
             Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, unhealthy };
         let report = report.with_consistent_exit();
-        return show(args, &planned, &OriginalPlan::of(&input, &planned)?, &report, printer);
+        return show(args, &planned, &OriginalPlan::of(&input, &planned), &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
     let left = deadline.saturating_duration_since(Instant::now());
@@ -177,7 +177,7 @@ async fn apply_activation(
         writer.release(live).await;
         return Err(failure);
     }
-    let before = OriginalPlan::of(&input, &planned)?;
+    let before = OriginalPlan::of(&input, &planned);
     let (owner, begun) = (input.rules.owner.clone(), activation.history_entry(&input, &planned, &before));
     let working = async {
         let report = execute_plan(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;

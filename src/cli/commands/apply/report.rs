@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use serde_json::{Value, json};
-
 use super::ApplyArgs;
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::input::{PlanDigests, PlanInput};
@@ -12,6 +10,7 @@ use crate::cli::commands::plan::json as plan_json;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
+use crate::contract::{ApplyReport, ExitReport, PlanDocument, StepReport, TargetProcess, UnhealthyInstance};
 use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
 use crate::model::{Health, HoldReason, Op, Plan};
@@ -50,14 +49,14 @@ pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<
 /// The plan before the first step.
 pub struct OriginalPlan {
     pub digests: PlanDigests,
-    pub json: Value,
+    pub document: PlanDocument,
 }
 
 impl OriginalPlan {
-    pub fn of(input: &PlanInput, planned: &Plan) -> Result<OriginalPlan, Failure> {
+    pub fn of(input: &PlanInput, planned: &Plan) -> OriginalPlan {
         let digests = input.digests(planned);
-        let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
-        Ok(OriginalPlan { digests, json })
+        let document = plan_json::document(input, planned, &digests);
+        OriginalPlan { digests, document }
     }
 }
 
@@ -97,23 +96,29 @@ pub fn show(
 }
 
 fn render_json(before: &OriginalPlan, report: &Report) -> Result<String, Failure> {
-    let plan = &before.json;
-    let outcomes: Vec<Value> = report
-        .ended
-        .iter()
-        .map(|ended| {
-            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
-                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
-                   "reason": ended.reason.map(HoldReason::word)})
-        })
-        .collect();
-    let unhealthy = report
-        .unhealthy
-        .iter()
-        .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
-    let unhealthy: Vec<Value> = unhealthy.collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": unhealthy, "converged": report.converged.unwrap_or(false),
-                       "exit": {"code": report.exit as u8, "reason": report.reason}});
+    let outcomes = report.ended.iter().map(|ended| StepReport {
+        step: ended.step.to_string(),
+        instance: ended.instance.clone(),
+        op: ended.op,
+        outcome: ended.outcome,
+        code: ended.code,
+        message: ended.message.clone(),
+        took_ms: ended.took_ms,
+        reason: ended.reason,
+    });
+    let unhealthy = report.unhealthy.iter().map(|(instance, health, why)| UnhealthyInstance {
+        instance: instance.clone(),
+        health: *health,
+        why: why.clone(),
+    });
+    let whole = ApplyReport {
+        version: 1,
+        plan: before.document.clone(),
+        outcomes: outcomes.collect(),
+        not_well: unhealthy.collect(),
+        converged: report.converged.unwrap_or(false),
+        exit: ExitReport { code: report.exit as u8, reason: report.reason.map(str::to_owned) },
+    };
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
@@ -145,12 +150,12 @@ pub async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String,
         return;
     }
     let rows = live.rows("&brief=1").await.unwrap_or_default();
-    let by_instance: HashMap<&str, &Value> =
-        rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
+    let by_instance: HashMap<String, &TargetProcess> =
+        rows.iter().map(|row| (row.instance().to_string(), row)).collect();
     for (instance, health, why) in unhealthy {
         let row = by_instance.get(instance.as_str());
-        let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
-        let exit = row.and_then(|row| row["exit"].as_i64());
+        let message = row.and_then(|row| row.message()).filter(|message| !message.is_empty());
+        let exit = row.and_then(|row| row.exit());
         *why = match (message, exit, *health) {
             (Some(message), _, _) => message.to_owned(),
             (None, Some(code), _) => format!("exited with code {code}"),
