@@ -51,7 +51,7 @@ pub use status::{
     ActiveSource, ControllerReport, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails, PinnedOwner,
     SourceReport, TargetDown, TargetReport,
 };
-pub use task::{FoundTask, TaskEntry};
+pub use task::{FoundTask, RenameRequest, TaskAnswer, TaskEntry};
 
 /// A document on one line, as servers answer it.
 pub fn compact(document: &impl serde::Serialize) -> String {

@@ -1,7 +1,7 @@
 //! Schemas of an OpenAPI document, derived from types: requests as they are parsed, responses as they are written.
 
 use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value};
 
 /// The named schemas of one document.
@@ -25,21 +25,20 @@ impl SchemaSet {
     }
 
     /// Reference to the schema of a request body.
-    pub fn request<T: JsonSchema>(&mut self) -> Schema {
-        self.requests.subschema_for::<T>()
+    pub fn request<T: JsonSchema>(&mut self) -> Value {
+        self.requests.subschema_for::<T>().into()
     }
 
     /// Reference to the schema of a response.
-    pub fn response<T: JsonSchema>(&mut self) -> Schema {
-        self.responses.subschema_for::<T>()
+    pub fn response<T: JsonSchema>(&mut self) -> Value {
+        self.responses.subschema_for::<T>().into()
     }
 
     /// Every schema that a request or response refers to, by name.
     pub fn definitions(mut self) -> Map<String, Value> {
         let mut all = self.responses.take_definitions(true);
-        for (name, schema) in self.requests.take_definitions(true) {
-            all.entry(name).or_insert(schema);
-        }
+        // Where a type is in both, a request may omit fields that a response always has.
+        all.extend(self.requests.take_definitions(true));
         all.sort_keys();
         all
     }

@@ -2,6 +2,9 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::model::InstanceKey;
 
 /// One task in the list of the latest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -13,6 +16,29 @@ pub struct TaskEntry {
     /// Final rows.
     pub done: usize,
     pub failed: usize,
+}
+
+/// Answer of `GET /api/abide/v1/tasks`: the list, or with `?op=KEY` one task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum TaskAnswer {
+    List(Vec<TaskEntry>),
+    Found(FoundTask),
+}
+
+/// Body of `POST /api/abide/v1/rename`: an instance gets another name without a restart, with a new spec if one is sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Rename")]
+pub struct RenameRequest {
+    pub from: InstanceKey,
+    pub to: InstanceKey,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub spec: Option<Value>,
+    /// Its labels are those of the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub meta: Option<Value>,
 }
 
 /// The task of an idempotency key (`?op=KEY`); `null`: none.

@@ -42,6 +42,7 @@ mod live_checks;
 mod manifest_loading;
 mod manual;
 mod mutations;
+mod openapi;
 mod orphans;
 mod ownership;
 mod permissions;
