@@ -18,6 +18,7 @@
 //!
 //! # Architecture
 //! - [`model`]: domain types: keys, spec, desired and observed state, plan. Plain data, without dependencies.
+//! - [`contract`]: types of the public JSON of commands, servers and files, with their schemas.
 //! - [`manifest`]: parsing, validation and expansion of manifests to [`Desired`](model::Desired), and every error with its
 //!   source location.
 //! - [`import`]: files of other supervisors and request bodies of GSE and JOB to manifests, and back.
@@ -61,6 +62,7 @@ pub mod backend;
 mod backoff;
 pub mod cli;
 pub mod clock;
+pub mod contract;
 pub mod control;
 pub mod dashboard;
 pub mod engine;

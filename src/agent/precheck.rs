@@ -6,8 +6,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use serde::Serialize;
-
 use super::account::Account;
 use super::policy::HostPolicy;
 use super::state::{InstanceState, load_all};
@@ -15,7 +13,7 @@ use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error, keys};
 
 /// An instance whose next launch would be refused, and the reasons.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedInstance {
     pub instance: InstanceKey,
     pub reasons: Vec<String>,

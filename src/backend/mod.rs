@@ -11,7 +11,7 @@ mod live_check;
 mod platform;
 pub mod sim;
 
-pub use abide::{Abide, HostRow};
+pub use abide::Abide;
 pub use any::AnyBackend;
 pub use change_stream::{ChangeEvent, ChangeStream};
 pub use platform::{Business, Pace, Platform};

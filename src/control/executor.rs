@@ -14,14 +14,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::event::{ControllerEvent, EventSink};
+use super::history::RunEnd;
 use super::in_flight::has_barriers;
 use super::{ControllerConfig, Target, history};
 use crate::clock;
+use crate::contract::{HistoryEntry, OperationCounts};
 use crate::engine::rollback::{plan_rollback, previous_desired};
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{
@@ -49,7 +50,7 @@ pub struct WorkItem {
     pub revision: ManifestRevision,
     pub commit: Option<String>,
     /// See [`history::summary`].
-    pub summary: Value,
+    pub summary: OperationCounts,
     /// The writer lease.
     pub lease: Lease,
     /// Stops the item at the next safe point.
@@ -128,7 +129,7 @@ impl<T: Target> Executor<'_, T> {
             };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
             let exit = if failed == 0 { 0 } else { 3 };
-            let end = json!({"exit": exit, "failed": failed, "steps": history::steps(&ended)});
+            let end = RunEnd { exit, converged: None, failed, steps: history::steps(&ended) };
             ((ended, put_back), end)
         };
         let working = with_hold_refresh(&restrain, rules, || self.target.active_holds(), working);
@@ -216,15 +217,15 @@ impl<T: Target> Executor<'_, T> {
 }
 
 /// The history entry at the start of an item.
-fn history_entry(item: &WorkItem) -> Value {
-    let mut entry = json!({
-        "revision": item.revision, "source": "watch", "summary": item.summary,
-        "steps": history::planned_steps(&item.plan),
-    });
-    if let Some(commit) = &item.commit {
-        entry["commit"] = commit.as_str().into();
+fn history_entry(item: &WorkItem) -> HistoryEntry {
+    HistoryEntry {
+        revision: item.revision.to_string(),
+        source: "watch".to_owned(),
+        summary: item.summary.clone(),
+        steps: history::planned_steps(&item.plan),
+        commit: item.commit.clone(),
+        ..HistoryEntry::default()
     }
-    entry
 }
 
 /// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.

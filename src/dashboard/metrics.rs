@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::api::{HOSTING, converged, health_of, hosting_of};
+use super::api::{converged, health_of, hosting_of};
 use crate::clock;
+use crate::contract::Hosting;
 use crate::control::status::{
     BUCKETS, ControllerStatus, DurationHistogram, Role, Severity, StatusBoard, SyncStatus,
 };
@@ -56,10 +57,10 @@ fn instances(page: &mut MetricsText, status: &ControllerStatus) {
     let mut axes: BTreeMap<(&str, &str, &str), usize> = BTreeMap::new();
     // Series used in alerts exist from the start.
     for sync in SyncStatus::ALL {
-        axes.insert((sync.word(), Health::Healthy.word(), HOSTING[0]), 0);
+        axes.insert((sync.word(), Health::Healthy.word(), Hosting::Hosted.word()), 0);
     }
     for row in status.rows().iter() {
-        *axes.entry((row.sync.word(), health_of(row).word(), hosting_of(row))).or_default() += 1;
+        *axes.entry((row.sync.word(), health_of(row).word(), hosting_of(row).word())).or_default() += 1;
     }
     page.head("abide_instances", "gauge", "Instances by sync, health and hosting.");
     for ((sync, health, hosting), n) in axes {

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use crate::backoff::BackoffPolicy;
+use crate::contract::EventDetails;
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
 
@@ -180,7 +181,8 @@ fn is_repeated_failure(entry: &LogEntry, failed: &mut String) -> bool {
     if entry.kind != Kind::ExecutionFinished {
         return false;
     }
-    let did = entry.more.get("summary").and_then(Value::as_object).is_some_and(|did| !did.is_empty());
+    let did =
+        matches!(&entry.details, EventDetails::ExecutionFinished { summary, .. } if !summary.is_empty());
     let same = !did && !entry.text.is_empty() && *failed == entry.text;
     failed.clone_from(&entry.text);
     same

@@ -233,7 +233,7 @@ fn process(out: &mut String, row: &Row) {
         row.sync.word(),
         health_class(health),
         health.word(),
-        hosting_of(row),
+        hosting_of(row).word(),
     );
 }
 

@@ -1,12 +1,11 @@
 //! Activation of a revision by an apply (new manifests, or a pinned earlier revision), recorded before the first step.
 
-use serde_json::{Value, json};
-
-use super::history;
+use super::history::{self, RunEnd};
 use super::input::{PlanDigests, PlanInput};
 use super::pin::{self, Pin};
 use super::report::Report;
 use super::revisions::{self, NewRevision};
+use crate::contract::HistoryEntry;
 use crate::model::{ManifestRevision, Plan};
 use crate::store::{Error, Store};
 
@@ -74,27 +73,36 @@ impl Activation {
     }
 
     /// The history entry at the start of the run.
-    pub(super) fn history_entry(&self, input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Value {
-        let mut entry = json!({
-            "revision": digests.wanted, "source": input.paths, "plan": digests.id,
-            "summary": history::summary(plan, &plan.held), "steps": history::planned_steps(plan),
-        });
+    pub(super) fn history_entry(
+        &self,
+        input: &PlanInput,
+        plan: &Plan,
+        digests: &PlanDigests,
+    ) -> HistoryEntry {
         let commit = match self {
             Activation::New => None,
-            Activation::Pinned(pin) => pin.commit.as_deref(),
+            Activation::Pinned(pin) => pin.commit.clone(),
         };
-        if let Some(commit) = commit {
-            entry["commit"] = commit.into();
+        HistoryEntry {
+            revision: digests.wanted.to_string(),
+            source: input.paths.clone(),
+            plan: Some(digests.id.clone()),
+            summary: history::summary(plan, &plan.held),
+            steps: history::planned_steps(plan),
+            commit,
+            ..HistoryEntry::default()
         }
-        entry
     }
 }
 
-/// The fields that the end of the run adds to its history entry.
-pub(super) fn history_result(report: &Report) -> Value {
-    let failed = report.ended.iter().filter(|ended| !ended.outcome.is_well()).count();
-    json!({"exit": report.conclusion.exit_code(), "converged": report.converged, "failed": failed,
-           "steps": history::steps(&report.ended)})
+/// The end of the run, for its history entry.
+pub(super) fn history_result(report: &Report) -> RunEnd {
+    RunEnd {
+        exit: report.conclusion.exit_code(),
+        converged: Some(report.converged),
+        failed: report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
+        steps: history::steps(&report.ended),
+    }
 }
 
 /// The source of the owner's active revision, if it is another one.

@@ -6,12 +6,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::clock;
+use crate::contract::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 use crate::execute::StepResult;
 use crate::ids;
-use crate::model::{HeldChange, InstanceKey, Op, Plan, Step, Time};
+use crate::model::{HeldChange, InstanceKey, Plan, Step, StepOutcome, Time};
 use crate::store::{Error, Store, Txn, keys};
 
 /// Timeout of a history write: it must not delay the run.
@@ -28,95 +27,106 @@ fn entry_key(owner: &str, at: Time) -> String {
 }
 
 /// Adds an entry and deletes the oldest ones beyond the limit.
-pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
+pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &HistoryEntry) -> Result<(), Error> {
     add_at(state, owner, &entry_key(owner, at), entry).await
 }
 
-async fn add_at<S: Store>(state: &S, owner: &str, key: &str, entry: &Value) -> Result<(), Error> {
+async fn add_at<S: Store>(state: &S, owner: &str, key: &str, entry: &HistoryEntry) -> Result<(), Error> {
     // If the count fails, the next write prunes.
     let (oldest, count) =
         state.slice(&keys::owner_history_prefix(owner), 0, MAX_PRUNED_PER_WRITE).await.unwrap_or_default();
     let over = (count + 1).saturating_sub(MAX_ENTRIES);
-    let new = Txn::put(key, entry.to_string());
+    let new = Txn::put(key, text(entry));
     let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
     state.txn(txn).await.map(|_| ())
 }
 
 /// The newest entries of an owner, newest first.
-pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec<Value>, Error> {
+pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec<HistoryEntry>, Error> {
     let key = keys::owner_history_prefix(owner);
     let (_, count) = state.slice(&key, 0, 0).await?;
     let (entries, _) = state.slice(&key, count.saturating_sub(most), most).await?;
     Ok(entries.iter().rev().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
 }
 
+/// The result of a run.
+pub struct RunEnd {
+    pub exit: u8,
+    /// Only of an apply; `Some(None)`: not verified.
+    pub converged: Option<Option<bool>>,
+    pub failed: usize,
+    pub steps: Vec<HistoryStep>,
+}
+
+fn text(entry: &HistoryEntry) -> String {
+    serde_json::to_string(entry).unwrap_or_default()
+}
+
 /// Runs `work` and records its start and its result in one entry. A failed write does not delay `work`.
 pub async fn record_run<S: Store, T>(
     state: &S,
     owner: &str,
-    started: Value,
-    work: impl Future<Output = (T, Value)>,
+    started: HistoryEntry,
+    work: impl Future<Output = (T, RunEnd)>,
 ) -> T {
     let at = clock::now();
-    let entry = |more: Value| {
-        let mut entry = started.clone();
-        entry["at"] = at.to_string().into();
-        entry["by"] = user_at_host().into();
-        if let (Some(entry), Value::Object(more)) = (entry.as_object_mut(), more) {
-            entry.extend(more);
-        }
-        entry
-    };
-    let initial = entry(json!({"exit": null}));
+    let initial = HistoryEntry { at: at.to_string(), by: user_at_host(), ..started };
     let key = entry_key(owner, at);
     let adding = tokio::time::timeout(WRITE_TIMEOUT, add_at(state, owner, &key, &initial));
     let ((done, end), _) = tokio::join!(work, adding);
     // The result replaces the first entry, or is the only one if that write failed.
-    let ending = state.txn(Txn::put(&key, entry(end).to_string()));
+    let RunEnd { exit, converged, failed, steps } = end;
+    let entry = HistoryEntry { exit: Some(exit), converged, failed: Some(failed), steps, ..initial };
+    let ending = state.txn(Txn::put(&key, text(&entry)));
     let _ = tokio::time::timeout(WRITE_TIMEOUT, ending).await;
     done
 }
 
 /// Number of steps per operation, of instances that they change, and of instances that are held. `plan` may be a component
 /// of a larger plan: held instances belong to no component, so the caller passes those of the whole plan.
-pub fn summary(plan: &Plan, held: &[HeldChange]) -> Value {
-    let mut summary = serde_json::Map::new();
-    for op in Op::ALL {
-        summary.insert(op.word().to_owned(), plan.steps().filter(|step| step.op == op).count().into());
-    }
-    let instances: BTreeSet<&InstanceKey> = plan.steps().map(|step| &step.instance).collect();
-    let unknown = held.iter().filter(|held| held.reason.is_unknown()).count();
-    summary.insert("instances".to_owned(), instances.len().into());
-    summary.insert("held".to_owned(), held.len().into());
-    summary.insert("unknown".to_owned(), unknown.into());
-    Value::Object(summary)
+pub fn summary(plan: &Plan, held: &[HeldChange]) -> OperationCounts {
+    let mut summary = OperationCounts::default();
+    plan.steps().for_each(|step| *summary.of(step.op) += 1);
+    summary.instances = plan.steps().map(|step| &step.instance).collect::<BTreeSet<_>>().len();
+    summary.held = held.len();
+    summary.unknown = held.iter().filter(|held| held.reason.is_unknown()).count();
+    summary
 }
 
 /// The steps of a plan for the entry at its start: their outcome is not known yet.
-pub fn planned_steps(plan: &Plan) -> Value {
-    let step = |step: &Step| json!({"instance": step.instance, "op": step.op.word(), "outcome": "Unknown"});
+pub fn planned_steps(plan: &Plan) -> Vec<HistoryStep> {
+    let step = |step: &Step| HistoryStep {
+        instance: step.instance.clone(),
+        op: step.op,
+        outcome: StepOutcome::Unknown,
+    };
     plan.steps().take(MAX_STEPS).map(step).collect()
 }
 
 /// The last changes of an instance: when, by whom, to which revision, and their outcome.
-pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {
+pub fn changes(history: &[HistoryEntry], instance: &InstanceKey) -> Vec<InstanceChange> {
     const SHOWN: usize = 10;
-    let of_it = |entry: &Value| {
-        let steps = entry["steps"].as_array()?.iter();
-        let steps: Vec<&Value> = steps.filter(|step| step["instance"] == instance).collect();
-        let did = |step: &&Value| json!({"op": step["op"], "outcome": step["outcome"]});
-        let did: Vec<Value> = steps.iter().map(did).collect();
-        (!did.is_empty()).then(|| {
-            json!({"at": entry["at"], "by": entry["by"], "source": entry["source"], "revision": entry["revision"],
-                   "commit": entry["commit"], "did": did})
+    let of_it = |entry: &HistoryEntry| {
+        let steps = entry.steps.iter().filter(|step| step.instance == *instance);
+        let did: Vec<StepSummary> =
+            steps.map(|step| StepSummary { op: step.op, outcome: step.outcome }).collect();
+        let HistoryEntry { at, by, source, revision, commit, .. } = entry;
+        (!did.is_empty()).then(|| InstanceChange {
+            at: at.clone(),
+            by: by.clone(),
+            source: source.clone(),
+            revision: revision.clone(),
+            commit: commit.clone(),
+            did,
         })
     };
     history.iter().rev().filter_map(of_it).take(SHOWN).collect()
 }
 
 /// The results of a run per instance, for its history entry; of a very large run only the first ones.
-pub fn steps(ended: &[StepResult]) -> Value {
-    let step = |one: &StepResult| json!({"instance": one.instance, "op": one.op.word(), "outcome": one.outcome.word()});
+pub fn steps(ended: &[StepResult]) -> Vec<HistoryStep> {
+    let step =
+        |one: &StepResult| HistoryStep { instance: one.instance.clone(), op: one.op, outcome: one.outcome };
     ended.iter().take(MAX_STEPS).map(step).collect()
 }
 

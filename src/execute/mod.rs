@@ -39,49 +39,9 @@ pub use self::active_holds::ActiveHolds;
 pub use self::context::{Dependencies, ExecutionContext, ExecutionSettings, Precheck, new_run_id};
 pub use self::recovery::{RecoveryError, recover};
 use crate::backend::{Backend, BackendError};
+pub use crate::model::StepOutcome;
 use crate::model::{HoldReason, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 use crate::store::Store;
-
-/// Outcome of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StepOutcome {
-    Done,
-    /// The target was in the requested state already.
-    AlreadySo,
-    Failed,
-    /// The step was in flight at the deadline.
-    TimedOut,
-    /// The step was sent, and its outcome could not be determined.
-    Unknown,
-    /// The step was not sent.
-    Skipped,
-}
-
-impl StepOutcome {
-    pub const ALL: [StepOutcome; 6] = [
-        StepOutcome::Done,
-        StepOutcome::AlreadySo,
-        StepOutcome::Failed,
-        StepOutcome::TimedOut,
-        StepOutcome::Unknown,
-        StepOutcome::Skipped,
-    ];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            StepOutcome::Done => "Done",
-            StepOutcome::AlreadySo => "AlreadySo",
-            StepOutcome::Failed => "Failed",
-            StepOutcome::TimedOut => "TimedOut",
-            StepOutcome::Unknown => "Unknown",
-            StepOutcome::Skipped => "Skipped",
-        }
-    }
-
-    pub fn is_well(self) -> bool {
-        matches!(self, StepOutcome::Done | StepOutcome::AlreadySo)
-    }
-}
 
 /// Result of one step.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,6 +12,7 @@ use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, OwnedSpec};
 use crate::clock;
+use crate::contract::FoundTask;
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
 use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
@@ -277,9 +278,9 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The task that an earlier call with the same `X-Abide-Op` created.
-    pub async fn task_of(&self, caller: &Caller) -> Result<serde_json::Value, ApiError> {
-        let answer = self.stored_response(caller).await?.filter(serde_json::Value::is_string);
-        Ok(serde_json::json!({"task": answer}))
+    pub async fn task_of(&self, caller: &Caller) -> Result<FoundTask, ApiError> {
+        let answer = self.stored_response(caller).await?;
+        Ok(FoundTask { task: answer.and_then(|answer| answer.as_str().map(str::to_owned)) })
     }
 
     /// Stores the response of a call, in the commit of its changes.

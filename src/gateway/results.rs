@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::tasks::{GatewayTask, ItemState, KeyForm, NamespaceFilter};
 use super::{ApiError, Gateway};
 use crate::clock;
+use crate::contract::TaskEntry;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
-use crate::gse::response::Rows;
+use crate::gse::response::{JobResult, Rows};
 use crate::model::Host;
 use crate::store::{Store, Txn, keys};
 
@@ -38,7 +39,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// get_proc_result: the same rows by JOB's key, with structured content.
-    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<JobResult, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
         for (nth, item) in task.items.iter().enumerate() {
@@ -51,7 +52,7 @@ impl<S: Store> Gateway<S> {
         }
         let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
         // 0: something is still running; 1: all rows are final.
-        Ok(json!({"status": u8::from(!running), "result": rows}))
+        Ok(JobResult { status: i64::from(!running), result: rows })
     }
 
     /// A task that the caller may see; a task of another namespace counts as unknown.
@@ -69,7 +70,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The latest tasks: id, start time, and numbers of rows, final rows and failed rows.
-    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Vec<TaskEntry>, ApiError> {
         const MAX_LISTED: usize = 1000;
         let mut ids: Vec<String> = self
             .store
@@ -90,9 +91,15 @@ impl<S: Store> Gateway<S> {
             });
             let codes: Vec<i64> = done.collect();
             let failed = codes.iter().filter(|code| **code != 0).count();
-            tasks.push(json!({"id": task.id, "begun": task.begun, "rows": rows.len(), "done": codes.len(), "failed": failed}));
+            tasks.push(TaskEntry {
+                id: task.id.clone(),
+                begun: task.begun,
+                rows: rows.len(),
+                done: codes.len(),
+                failed,
+            });
         }
-        Ok(Value::Array(tasks))
+        Ok(tasks)
     }
 
     /// Removes tasks and stored responses older than a day.

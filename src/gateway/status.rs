@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
@@ -13,7 +13,10 @@ use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
-use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
+use crate::gse::response::{
+    AgentState, AgentStatus, GroupData, GroupInfo, GroupMeta, HostAddress, Row, Rows, StatusData, StatusHost,
+    StatusMeta, StatusRow,
+};
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
 use crate::store::{Outcome, Store, Txn, keys};
 
@@ -110,38 +113,43 @@ impl<S: Store> Gateway<S> {
         Ok(rows)
     }
 
-    pub async fn groups(&self, request: &ProcRequest) -> Result<Value, ApiError> {
+    pub async fn groups(&self, request: &ProcRequest) -> Result<GroupData, ApiError> {
         let namespace = namespace(request)?;
         let mut infos = Vec::new();
         for host in request.targets()? {
             let Some(entry) = self.store.get(&keys::group(namespace.as_str(), &host.key)).await? else {
                 continue;
             };
-            let groups: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
-            infos.push(json!({"meta": {"namespace": namespace}, "host": host_value(&host.key), "process_group": groups}));
+            infos.push(GroupInfo {
+                meta: GroupMeta { namespace: namespace.to_string() },
+                host: host_address(&host.key),
+                process_group: serde_json::from_slice(&entry.value).unwrap_or_default(),
+            });
         }
-        Ok(json!({"process_group_infos": infos}))
+        Ok(GroupData { process_group_infos: infos })
     }
 
-    /// get_agent_status and list_agent_state: hosts with a connected agent.
-    pub fn agents(&self, request: &ProcRequest, by_id: bool) -> Result<Value, ApiError> {
+    /// list_agent_state: hosts with a connected agent.
+    pub fn agent_states(&self, request: &ProcRequest) -> Result<Vec<AgentState>, ApiError> {
+        let state = |host: &HostKey| {
+            let alive = self.hosts.agent_version(host);
+            let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
+            AgentState { bk_agent_id: host_text(host), status_code, version: alive.unwrap_or_default() }
+        };
+        Ok(request.targets()?.iter().map(|host| state(&host.key)).collect())
+    }
+
+    /// get_agent_status: the [`AgentStatus`] of each host, in the order of the request.
+    pub fn agents(&self, request: &ProcRequest) -> Result<Map<String, Value>, ApiError> {
         let hosts = request.targets()?;
-        if by_id {
-            let state = |host: &HostKey| {
-                let alive = self.hosts.agent_version(host);
-                let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
-                json!({"bk_agent_id": host_text(host), "status_code": status_code, "version": alive.unwrap_or_default()})
-            };
-            return Ok(Value::Array(hosts.iter().map(|host| state(&host.key)).collect()));
-        }
-        let states = hosts.iter().map(|host| {
-            let alive = self.hosts.agent_version(&host.key);
-            let mut state = host_value(&host.key);
-            state["bk_agent_alive"] = json!(u8::from(alive.is_some()));
-            state["version"] = json!(alive.unwrap_or_default());
-            (host_text(&host.key), state)
-        });
-        Ok(Value::Object(states.collect::<Map<String, Value>>()))
+        let state = |host: &HostKey| {
+            let alive = self.hosts.agent_version(host);
+            let bk_agent_alive = u8::from(alive.is_some());
+            let version = alive.unwrap_or_default();
+            let status = AgentStatus { host: host_address(host), bk_agent_alive, version };
+            Ok((host_text(host), serde_json::to_value(status)?))
+        };
+        hosts.iter().map(|host| state(&host.key)).collect()
     }
 
     /// Report time of an instance. A connected agent reports every change, so its last contact counts as a report.
@@ -270,9 +278,11 @@ fn host_text(host: &HostKey) -> String {
     }
 }
 
-fn host_value(host: &HostKey) -> Value {
+fn host_address(host: &HostKey) -> HostAddress {
     match host {
-        HostKey::Address { cloud, ip } => json!({"ip": ip.to_string(), "bk_cloud_id": cloud}),
-        HostKey::Agent(id) => json!({"bk_agent_id": id}),
+        HostKey::Address { cloud, ip } => {
+            HostAddress { ip: Some(ip.to_string()), bk_cloud_id: Some(*cloud), bk_agent_id: None }
+        }
+        HostKey::Agent(id) => HostAddress { bk_agent_id: Some(id.to_string()), ..HostAddress::default() },
     }
 }

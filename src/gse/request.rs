@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -41,7 +42,7 @@ impl fmt::Display for RequestError {
 impl std::error::Error for RequestError {}
 
 /// The body of every call about processes. Each call checks the parts that it requires.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ProcRequest {
     pub meta: MetaWire,
@@ -55,15 +56,32 @@ pub struct ProcRequest {
     pub takes: Option<Vec<String>>,
 }
 
+/// get_proc_operate_result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TaskQuery {
+    #[schemars(required)]
+    pub task_id: Option<String>,
+}
+
+/// JOB's get_proc_result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct JobTaskQuery {
+    #[schemars(required)]
+    pub bk_gse_taskid: Option<String>,
+}
+
 /// operate_proc_multi: several processes, with different operations.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MultiRequest {
     pub proc_operate_req: Vec<ProcRequest>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Meta")]
 pub struct MetaWire {
     #[serde(deserialize_with = "loose_text")]
     pub namespace: Option<String>,
@@ -72,8 +90,9 @@ pub struct MetaWire {
     pub labels: Option<BTreeMap<String, Loose>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Host")]
 pub struct HostWire {
     #[serde(deserialize_with = "loose_text")]
     pub ip: Option<String>,
@@ -83,16 +102,18 @@ pub struct HostWire {
     pub bk_agent_id: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Page")]
 pub struct PageWire {
     pub start: Option<u64>,
     pub limit: Option<u64>,
 }
 
 /// Value of a label or environment variable: a text, number or boolean.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "TextOrNumber")]
 pub enum Loose {
     Text(String),
     Number(serde_json::Number),
@@ -113,14 +134,15 @@ impl fmt::Display for Loose {
 
 macro_rules! wire {
     ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
         $(#[$meta])*
-        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         pub struct $name { $($(#[$attr])* pub $field: Option<$type>),* }
     )*};
 }
 
 wire! {
+    #[schemars(rename = "Spec")]
     SpecWire {
         identity: IdentityWire,
         control: ControlWire,
@@ -132,6 +154,7 @@ wire! {
         env: BTreeMap<String, EnvWire>,
         job: JobWire,
     }
+    #[schemars(rename = "Identity")]
     IdentityWire {
         #[serde(deserialize_with = "loose_text")] proc_name: String,
         #[serde(deserialize_with = "loose_text")] setup_path: String,
@@ -142,6 +165,7 @@ wire! {
         #[serde(deserialize_with = "loose_text")] value_key: String,
         #[serde(deserialize_with = "loose_text")] index_key: String,
     }
+    #[schemars(rename = "Control")]
     ControlWire {
         #[serde(deserialize_with = "loose_text")] start_cmd: String,
         #[serde(deserialize_with = "loose_text")] stop_cmd: String,
@@ -152,7 +176,9 @@ wire! {
         #[serde(deserialize_with = "loose_text")] health_cmd: String,
         #[serde(deserialize_with = "loose_text")] start_mode: String,
     }
+    #[schemars(rename = "Resource")]
     ResourceWire { cpu: f64, mem: f64, fd: u64, disk: u64, net: u64 }
+    #[schemars(rename = "Monitor")]
     MonitorWire {
         auto_type: i64,
         start_check_secs: u32,
@@ -163,11 +189,14 @@ wire! {
         #[serde(deserialize_with = "loose_text")] crotab_rule: String,
         op_timeout: u32,
     }
+    #[schemars(rename = "WarnReport")]
     WarnWire { report_id: i64 }
+    #[schemars(rename = "ConfigFile")]
     ConfigWire {
         #[serde(deserialize_with = "loose_text")] path: String,
         #[serde(deserialize_with = "loose_text")] md5: String,
     }
+    #[schemars(rename = "JobFields")]
     JobWire {
         #[serde(deserialize_with = "loose_text")] proc_owner: String,
         #[serde(deserialize_with = "loose_text")] func_id: String,
@@ -179,8 +208,9 @@ wire! {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "EnvValue")]
 pub enum EnvWire {
     File {
         file: String,

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::Store;
 use crate::clock;
+pub use crate::contract::Holder;
 use crate::proc::{self, ProcStat};
 
 /// Lifetime of a lease without a renewal.
@@ -25,28 +26,6 @@ pub const MAX_GENERATION: u64 = 1 << 53;
 pub const MAX_RESET: u64 = 1 << 52;
 /// How far above the store's own number an agent's report may raise the next generation.
 const MAX_STEP: u64 = 1 << 20;
-
-/// The process that requests a lease, with the facts that prove that a holder on this host is dead.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
-    /// Unique per process.
-    pub id: String,
-    pub host: String,
-    /// Boot id of the kernel: no process survives a reboot.
-    pub boot_id: String,
-    pub pid: u32,
-    /// Start time of the process in kernel ticks: a pid alone may have been reused.
-    pub started: u64,
-    /// Digest of the machine id, where it exists: host names are not unique.
-    #[serde(default)]
-    pub machine: String,
-    /// PID namespace of `pid`. 0: unknown.
-    #[serde(default)]
-    pub pids: u64,
-    /// Time of the first request, in milliseconds since 1970; shown to those who wait for the lease.
-    #[serde(default)]
-    pub since: i64,
-}
 
 impl Holder {
     /// This process.

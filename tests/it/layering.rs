@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::support::project;
 
-const MODULES: [&str; 23] = [
+const MODULES: [&str; 24] = [
     "model",
+    "contract",
     "manifest",
     "reconcile",
     "gse",
@@ -60,32 +61,45 @@ fn uses(code: &str, module: &str) -> bool {
 #[test]
 fn modules_depend_only_on_allowed_modules() {
     const PRIMITIVES: [&str; 4] = ["backoff", "ids", "metrics", "proc"];
-    let may_use: [(&str, &[&str]); 22] = [
+    let may_use: [(&str, &[&str]); 23] = [
         ("backoff", &[]),
         ("clock", &["model"]),
         ("ids", &["model"]),
         ("metrics", &[]),
         ("proc", &[]),
         ("model", &[]),
-        ("manifest", &["model", "clock"]),
+        ("contract", &["model"]),
+        ("manifest", &["model", "contract", "clock"]),
         ("reconcile", &["model"]),
         ("gse", &["model"]),
         ("agent_protocol", &["model", "gse"]),
         ("import", &["model", "manifest"]),
         ("source", &["model", "manifest", "store", "clock"]),
-        ("backend", &["model", "gse", "agent_protocol", "http", "clock"]),
+        ("backend", &["model", "contract", "gse", "agent_protocol", "http", "clock"]),
         ("execute", &["model", "store", "backend", "reconcile", "clock"]),
         // An observation reads the ledger that an execution writes.
         ("observe", &["model", "store", "backend", "reconcile", "execute", "clock"]),
         // Of `manifest` it uses the texts: a revision is stored with them, and reasons have their location in them.
         (
             "engine",
-            &["model", "manifest", "reconcile", "backend", "observe", "execute", "store", "http", "clock"],
+            &[
+                "model",
+                "contract",
+                "manifest",
+                "reconcile",
+                "backend",
+                "observe",
+                "execute",
+                "store",
+                "http",
+                "clock",
+            ],
         ),
         (
             "control",
             &[
                 "model",
+                "contract",
                 "manifest",
                 "reconcile",
                 "backend",
@@ -97,10 +111,10 @@ fn modules_depend_only_on_allowed_modules() {
                 "clock",
             ],
         ),
-        ("dashboard", &["model", "control", "source", "store", "http", "clock"]),
-        ("store", &["model", "http", "clock"]),
+        ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
+        ("store", &["model", "contract", "http", "clock"]),
         ("http", &[]),
-        ("gateway", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
+        ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "clock"]),
         ("agent", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
     ];
     for (module, used) in may_use {

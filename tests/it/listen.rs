@@ -50,10 +50,10 @@ fn converged(at: SocketAddr) -> bool {
 }
 
 /// A stream of events: the numbers and what they say.
-struct Events(BufReader<TcpStream>);
+pub struct Events(BufReader<TcpStream>);
 
 impl Events {
-    fn open(at: SocketAddr, path: &str, headers: &str) -> Events {
+    pub fn open(at: SocketAddr, path: &str, headers: &str) -> Events {
         let mut stream = TcpStream::connect(at).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\n{headers}\r\n").expect("a request");
@@ -64,7 +64,7 @@ impl Events {
         events
     }
 
-    fn next(&mut self) -> (u64, Value) {
+    pub fn next(&mut self) -> (u64, Value) {
         let mut id = 0;
         loop {
             let mut line = String::new();

@@ -43,6 +43,7 @@ mod manifest_loading;
 mod manifest_reloading;
 mod manual;
 mod mutations;
+mod openapi;
 mod orphans;
 mod ownership;
 mod permissions;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use abide::backend::Abide;
+use abide::contract::HistoryEntry;
 use abide::control::history;
 use abide::execute::ledger::{self, Entry};
 use abide::execute::{
@@ -13,7 +14,6 @@ use abide::http::{ApiClient, ApiEndpoint, ClientConfig};
 use abide::model::{Desired, Host, InstanceKey, Observed, Op, Plan, SpecSide, Step, Time, Wave};
 use abide::reconcile::Caps;
 use abide::store::{Embedded, Remote, Store};
-use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -30,9 +30,16 @@ fn access(url: String) -> ApiEndpoint {
 
 async fn is_trimmed<S: Store>(state: &S) {
     for nth in 0..history::MAX_ENTRIES as i64 + 5 {
-        history::add(state, "team", Time(nth), &json!({"nth": nth})).await.expect("it is added");
+        history::add(
+            state,
+            "team",
+            Time(nth),
+            &HistoryEntry { failed: Some(nth as usize), ..HistoryEntry::default() },
+        )
+        .await
+        .expect("it is added");
     }
-    history::add(state, "other", Time(1), &json!({})).await.expect("it is added");
+    history::add(state, "other", Time(1), &HistoryEntry::default()).await.expect("it is added");
     let (oldest, count) = state.slice("history/team/", 0, 1).await.expect("entries");
     assert_eq!(count, history::MAX_ENTRIES);
     assert!(oldest[0].key.starts_with("history/team/0000000000005-"), "{}", oldest[0].key);

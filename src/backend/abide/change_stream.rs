@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::mpsc::Sender;
 
-use super::process::ProcessWire;
+use super::process::observed_instance;
 use super::{TIME, read};
 use crate::backend::{BackendError, ChangeEvent};
+use crate::contract::ProcessChange;
 use crate::http::ApiClient;
-use crate::model::InstanceKey;
 
 /// Reads the stream until the receiver is dropped.
 pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>) {
@@ -51,24 +51,16 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> St
 
 /// Parses lines into one event. `Err`: the stream can no longer be trusted.
 fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, String> {
-    #[derive(Deserialize)]
-    struct Line<'a> {
-        number: Option<u64>,
-        instance: Option<InstanceKey>,
-        #[serde(borrow)]
-        process: Option<ProcessWire<'a>>,
-        error: Option<String>,
-    }
     let text = std::str::from_utf8(text).map_err(|_| "the stream is not valid UTF-8".to_owned())?;
     let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
-        let line: Line<'_> = read(line).map_err(|fault| fault.to_string())?;
+        let line: ProcessChange<&RawValue> = read(line).map_err(|fault| fault.to_string())?;
         let Some(number) = line.number else {
             return Err(line.error.unwrap_or_else(|| "the gateway compacted older changes".to_owned()));
         };
         last = Some(number);
         if let Some(key) = line.instance {
-            let seen = line.process.map(|row| row.seen(&mut specs)).transpose();
+            let seen = line.process.flatten().map(|row| observed_instance(&row, &mut specs)).transpose();
             rows.push((key, seen.map_err(|fault| fault.to_string())?));
         }
     }

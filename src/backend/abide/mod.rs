@@ -9,8 +9,6 @@ mod operations;
 mod process;
 mod status;
 
-pub use observe::HostRow;
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +23,7 @@ use super::{
     Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Scope,
     Task, Watermark, name_of_move,
 };
+use crate::contract::FoundTask;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
 use crate::http::{ApiClient, ApiEndpoint, CallError};
@@ -130,11 +129,7 @@ impl Backend for Abide {
     }
 
     async fn find_task(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, BackendError> {
-        #[derive(Deserialize)]
-        struct Found {
-            task: Option<String>,
-        }
-        let found: Found = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
+        let found: FoundTask = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
         let rows = instances.iter().map(|instance| (instance.clone(), instance.to_string())).collect();
         Ok(found.task.map(|id| Task { ids: vec![id], rows, ..Task::default() }))
     }

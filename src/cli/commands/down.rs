@@ -59,7 +59,7 @@ async fn wait_for_operations(live: &ConnectedTarget, printer: &Printer) -> Resul
     let mut is_announced = false;
     loop {
         let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
-        let in_flight = tasks.iter().filter(|task| task["done"].as_u64() < task["rows"].as_u64()).count();
+        let in_flight = tasks.iter().filter(|task| task.done < task.rows).count();
         if in_flight == 0 || begin.elapsed() > IN_FLIGHT_TIMEOUT {
             return Ok(());
         }

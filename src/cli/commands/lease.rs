@@ -1,7 +1,6 @@
 //! `abide lease`: `list` prints holders and generations of leases, `reset` frees a stuck lease.
 
 use clap::{Subcommand, ValueEnum};
-use serde_json::{Value, json};
 
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::output::print::{Printer, visible};
@@ -9,6 +8,7 @@ use crate::cli::output::table::{Align, Table};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
+use crate::contract::{self, LeaseHolderRow, LeaseReset, LeaseRow};
 use crate::model::Time;
 use crate::store::lease::{Holder, MAX_RESET, Record};
 use crate::store::{Reset, Store, keys};
@@ -103,8 +103,8 @@ fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = connect(&args.target)?;
     let leases = runtime()?.block_on(live.state.leases()).map_err(|error| live.failure(&error))?;
     if args.output == PlainForm::Json {
-        let rows: Vec<Value> = leases.iter().map(|(name, record)| row(name, record)).collect();
-        printer.data(&format!("{:#}\n", Value::Array(rows)));
+        let rows: Vec<LeaseRow> = leases.iter().map(|(name, record)| row(name, record)).collect();
+        printer.data(&contract::pretty(&rows));
         return Ok(Exit::Done);
     }
     let mut table = Table::new([
@@ -154,24 +154,33 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
                     "{kind} lease of owner {:?} is free; the next generation is above {generation}\n",
                     visible(owner)
                 )),
-                PlainForm::Json => printer.data(&format!(
-                    "{:#}\n",
-                    json!({"owner": owner, "kind": kind, "generation": generation})
-                )),
+                PlainForm::Json => {
+                    let (owner, kind) = (owner.clone(), kind.to_owned());
+                    printer.data(&contract::pretty(&LeaseReset { owner, kind, generation }));
+                }
             }
             Ok(Exit::Done)
         }
     }
 }
 
-fn row(name: &str, record: &Record) -> Value {
+fn row(name: &str, record: &Record) -> LeaseRow {
     let (kind, owner) = keys::lease_name_parts(name);
-    let holder = record.holder.as_ref().map(|holder| {
-        let since = (holder.since > 0).then(|| Time(holder.since).to_string());
-        json!({"host": holder.host, "pid": holder.pid, "since": since, "id": holder.id, "dead": holder.is_dead()})
+    let holder = record.holder.as_ref().map(|holder| LeaseHolderRow {
+        host: holder.host.clone(),
+        pid: holder.pid,
+        since: (holder.since > 0).then(|| Time(holder.since).to_string()),
+        id: holder.id.clone(),
+        dead: holder.is_dead(),
     });
-    json!({"owner": owner, "kind": kind, "generation": record.generation, "holder": holder,
-           "expires_in_ms": remaining_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
+    LeaseRow {
+        owner: owner.to_owned(),
+        kind: kind.to_owned(),
+        generation: record.generation,
+        holder,
+        expires_in_ms: remaining_ms(record),
+        reported_generation: (record.floor > 0).then_some(record.floor),
+    }
 }
 
 /// `None`: the lease is free or has expired.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use clap::builder::NonEmptyStringValueParser;
-use serde_json::Value;
 
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::apply::{self, ApplyArgs, ExecutionArgs};
@@ -17,6 +16,7 @@ use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{ConnectedTarget, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::contract::HistoryEntry;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, Snapshot};
@@ -129,15 +129,15 @@ async fn roll_back(
 fn find_revision<'a>(
     to: &str,
     known: &'a [Snapshot],
-    history: &[Value],
+    history: &[HistoryEntry],
     now: Option<&ManifestRevision>,
 ) -> Result<&'a Snapshot, Failure> {
     let by_revision =
         |revision: &ManifestRevision| known.iter().find(|snapshot| snapshot.revision == *revision);
-    let revision_of = |entry: &Value| entry["revision"].as_str().map(ManifestRevision::from_text);
+    let revision_of = |entry: &HistoryEntry| ManifestRevision::from_text(&entry.revision);
     if to == "previous" {
-        let well = history.iter().filter(|entry| entry["exit"] == 0);
-        let mut before = well.filter_map(revision_of).filter(|one| Some(one) != now);
+        let well = history.iter().filter(|entry| entry.exit == Some(0));
+        let mut before = well.map(revision_of).filter(|one| Some(one) != now);
         return before
             .find_map(|one| by_revision(&one))
             .ok_or_else(|| unknown_revision("no earlier revision converged", known));
@@ -149,8 +149,8 @@ fn find_revision<'a>(
     }
     // Several commits can have the same revision.
     let commits =
-        history.iter().filter(|entry| entry["commit"].as_str().is_some_and(|one| one.starts_with(&to)));
-    let by_commit = commits.filter_map(|entry| by_revision(&revision_of(entry)?));
+        history.iter().filter(|entry| entry.commit.as_deref().is_some_and(|one| one.starts_with(&to)));
+    let by_commit = commits.filter_map(|entry| by_revision(&revision_of(entry)));
     let direct = known.iter().filter(|snapshot| {
         let is = |id: &str| id.starts_with(&to);
         is(snapshot.revision.as_str()) || snapshot.commit.as_deref().is_some_and(is)

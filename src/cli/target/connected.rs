@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use serde_json::{Value, json};
-
-use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow};
+use crate::backend::{Abide, AnyBackend, Backend, BackendError};
 use crate::cli::commands::plan::source::source_changed;
 use crate::cli::output::print::count;
 use crate::cli::{Exit, Failure};
+use crate::contract::{HostEntry, Hosting, ObservedProcess, ProcessRow, TargetProcess};
 use crate::engine::pin::Pin;
 use crate::engine::{ApplyError, ConnectedTarget};
 use crate::gse::codes::EnvelopeCode;
 use crate::model::{
     Desired, Dialect, Hold, HoldReason, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance,
-    Pause, Time,
+    Pause, SyncStatus, Time,
 };
 use crate::observe::{Observation, ObserveError, Target, TargetError, observe_target};
 use crate::store::{Error, Store, keys};
@@ -137,16 +136,22 @@ impl ConnectedTarget {
     }
 
     /// Every process of the target, as rows of the contract. An Abide gateway filters by `query`.
-    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
+    pub async fn rows(&self, query: &str) -> Result<Vec<TargetProcess>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
-            return abide.rows(query).await.map_err(|fault| self.failure(&fault));
+            let rows = abide.rows(query).await.map_err(|fault| self.failure(&fault))?;
+            return Ok(rows.into_iter().map(|row| TargetProcess::Gateway(Box::new(row))).collect());
         }
         let observed = self.observe_all().await?;
-        Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
+        Ok(observed
+            .instances
+            .iter()
+            .map(|(key, seen)| row(key, seen, &observed))
+            .map(|row| TargetProcess::Observed(Box::new(row)))
+            .collect())
     }
 
     /// The hosts of the target. Platforms have no list: theirs are the hosts with observed instances or gaps.
-    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
+    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostEntry>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
             return abide.hosts().await.map_err(|fault| self.failure(&fault));
         }
@@ -155,7 +160,7 @@ impl ConnectedTarget {
         let host = |(host, processes): (HostKey, u64)| {
             let agent = !observed.gaps.contains_key(&host);
             let heard = observed.at.to_string();
-            HostRow { host, agent, version: None, heard, clock_skew_ms: None, processes }
+            HostEntry { host, agent, version: None, heard, clock_skew_ms: None, processes: Some(processes) }
         };
         Ok(hosts.into_iter().map(host).collect())
     }
@@ -178,30 +183,37 @@ impl ConnectedTarget {
 }
 
 /// The row of an instance, for targets other than an Abide gateway.
-fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Value {
+fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> ObservedProcess {
     let revision = |version: &KnownSpec| match version {
         KnownSpec::Unknown => None,
-        KnownSpec::Digests(revision) => Some(revision.to_string()),
-        KnownSpec::Full(spec) => Some(spec.revision().to_string()),
+        KnownSpec::Digests(revision) => Some(*revision),
+        KnownSpec::Full(spec) => Some(*spec.revision()),
     };
     let is_unknown = seen.unknown || observed.gaps.contains_key(&key.host);
     let fact = |fact: Option<bool>| fact.filter(|_| !is_unknown);
-    let hosting = match fact(seen.hosted) {
-        Some(true) => "Hosted",
-        Some(false) => "NotHosted",
-        None => "Unknown",
-    };
     let time = |time: Option<Time>| time.map(|time| time.to_string());
     let spec = |version: &KnownSpec| version.spec().map(|spec| crate::gse::spec_body(spec, Dialect::Abide));
-    json!({
-        "instance": key, "namespace": key.namespace, "name": key.name, "host": key.host.to_string(),
-        "labels": seen.labels, "registered": fact(seen.registered), "hosted": fact(seen.hosted),
-        "running": fact(seen.running), "pid": seen.pid, "owner": seen.owner.as_deref(),
-        "revision": revision(&seen.registered_spec), "live_revision": revision(&seen.live), "sync": "Unknown",
-        "health": seen.health.word(), "hosting": hosting, "since": time(seen.since),
-        "report_time": time(seen.report_time), "spec": spec(&seen.registered_spec), "live_spec": spec(&seen.live),
-        "message": observed.gaps.get(&key.host),
-    })
+    let row = ProcessRow {
+        instance: key.clone(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        host: key.host.clone(),
+        labels: seen.labels.clone(),
+        registered: fact(seen.registered),
+        hosted: fact(seen.hosted),
+        running: fact(seen.running),
+        pid: seen.pid,
+        owner: seen.owner.as_deref().map(str::to_owned),
+        revision: revision(&seen.registered_spec),
+        live_revision: revision(&seen.live),
+        sync: SyncStatus::Unknown,
+        health: seen.health.word().to_owned(),
+        hosting: Hosting::from(fact(seen.hosted)),
+        since: time(seen.since),
+        report_time: time(seen.report_time),
+    };
+    let (spec, live_spec) = (spec(&seen.registered_spec), spec(&seen.live));
+    ObservedProcess { row, spec, live_spec, message: observed.gaps.get(&key.host).cloned() }
 }
 
 /// The target did answer: an instance has a row under its host's address and one under its agent id.

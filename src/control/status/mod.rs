@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use tokio::sync::watch;
 
 pub use self::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
@@ -20,6 +19,7 @@ pub use self::row::{Row, SyncStatus};
 use super::pin::Pin;
 use super::{ControllerEvent, PassResult};
 use crate::clock;
+use crate::contract::EventDetails;
 use crate::manifest::Problem;
 pub use crate::manifest::Severity;
 use crate::model::{InstanceKey, ManifestRevision, Time};
@@ -230,7 +230,9 @@ impl StatusBoard {
 
     /// Logs a request.
     pub fn log_request(&self, title: String) {
-        self.update(|inner| inner.log(Kind::Requested, LogLevel::Info, title, String::new(), json!({})));
+        self.update(|inner| {
+            inner.log(Kind::Requested, LogLevel::Info, title, String::new(), EventDetails::Nothing {})
+        });
     }
 
     /// Applies an event.

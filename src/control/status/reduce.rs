@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value, json};
-
 use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
+use crate::contract::EventDetails;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
 use crate::model::{HoldReason, InstanceKey, ManifestRevision, Step, Why};
@@ -18,16 +17,17 @@ use crate::source::SourceError;
 const MAX_LISTED: usize = 10;
 
 impl Inner {
-    pub(super) fn log(&mut self, kind: Kind, level: LogLevel, title: String, text: String, more: Value) {
+    pub(super) fn log(
+        &mut self,
+        kind: Kind,
+        level: LogLevel,
+        title: String,
+        text: String,
+        details: EventDetails,
+    ) {
         self.known.number += 1;
-        let more = match more {
-            Value::Object(map) => map,
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                Map::new()
-            }
-        };
         let number = self.known.number;
-        let note = LogEntry { number, at: clock::now(), kind, level, title, text, more, public: None };
+        let note = LogEntry { number, at: clock::now(), kind, level, title, text, details, public: None };
         self.notes.push_back(Arc::new(note));
         if self.notes.len() > MAX_ENTRIES {
             self.notes.pop_front();
@@ -53,24 +53,35 @@ impl Inner {
             ControllerEvent::Pinned { pin } => {
                 self.known.source.pin = Some((*pin).clone());
                 let title = format!("pinned to {} by {}", pin.revision, pin.by);
-                let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
+                let more = EventDetails::Pinned {
+                    pinned: pin.revision.to_string(),
+                    by: pin.by.clone(),
+                    reason: pin.reason.clone(),
+                };
                 self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
             }
             ControllerEvent::Unpinned { pin, newer } => {
                 self.known.source.pin = None;
                 let why = if *newer { ": the source has something newer" } else { "" };
                 let title = format!("no longer pinned to {}{why}", pin.revision);
-                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"pinned": null}));
+                self.log(
+                    Kind::Source,
+                    LogLevel::Info,
+                    title,
+                    plain(),
+                    EventDetails::Unpinned { pinned: None },
+                );
             }
             ControllerEvent::Waiting { holder } => {
                 let (host, pid) = (holder.host.clone(), holder.pid);
                 let title = format!("waiting: {host} (process {pid}) leads");
-                self.log(Kind::Waiting, LogLevel::Info, title, plain(), json!({"host": host, "pid": pid}));
+                let more = EventDetails::Waiting { host: host.clone(), pid };
+                self.log(Kind::Waiting, LogLevel::Info, title, plain(), more);
                 self.known.role = Role::Waiting { host, pid };
             }
             ControllerEvent::Leading { generation } => {
                 self.known.role = Role::Leading { generation: *generation };
-                let more = json!({"generation": generation});
+                let more = EventDetails::Leading { generation: *generation };
                 self.log(Kind::Leading, LogLevel::Info, "leadership acquired".to_owned(), plain(), more);
             }
             ControllerEvent::Planned { result } => self.on_planned(result, changed),
@@ -78,23 +89,24 @@ impl Inner {
                 self.known.work.queue += steps;
                 self.known.work.in_flight += 1;
                 let title = format!("{} to do", count(*steps, "step"));
-                self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), json!({"steps": steps}));
+                let more = EventDetails::ExecutionStarted { steps: *steps };
+                self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::StepFinished { step, ended } => self.on_step_finished(step, ended),
             ControllerEvent::Soaking { process, secs } => {
                 let title = format!("{process}: soaking for {secs} s");
-                let more = json!({"process": process.to_string(), "secs": secs});
+                let more = EventDetails::Soaking { process: process.to_string(), secs: *secs };
                 self.log(Kind::Soaking, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::Relaunched { instance, pid } => {
                 let title = format!("{instance}: relaunched as process {pid}");
-                let more = json!({"instance": instance, "pid": pid});
+                let more = EventDetails::Relaunched { instance: (*instance).clone(), pid: *pid };
                 self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::RolledBack { processes, steps } => {
                 self.known.work.queue += steps;
                 let title = format!("{processes}: rollout failed; rolling back");
-                let more = json!({"processes": processes});
+                let more = EventDetails::RolledBack { processes: processes.to_string() };
                 self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
             }
             ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
@@ -104,7 +116,7 @@ impl Inner {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
                     let word = if *held > 0 { "at rest" } else { "converged" };
                     let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
-                    let more = json!({"settled": settled, "held": held});
+                    let more = EventDetails::Converged { settled: *settled, held: *held };
                     self.log(Kind::Converged, LogLevel::Info, title, plain(), more);
                 }
             }
@@ -123,18 +135,20 @@ impl Inner {
             None => "the source has the active revision".to_owned(),
         };
         self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
-        self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"unfollowed": revision}));
+        let more = EventDetails::NotFollowed { unfollowed: revision.map(ToString::to_string) };
+        self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
     }
 
     fn on_source_error(&mut self, error: Option<&SourceError>) {
         let Some(error) = error else {
             self.known.source.not_followed = None;
             let title = "the source is followed again".to_owned();
-            return self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"trouble": null}));
+            let more = EventDetails::SourceError { trouble: None };
+            return self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
         };
         let title = format!("the source is not followed: {}: {error}", error.word());
         self.known.source.not_followed = Some(format!("{}: {error}", error.word()));
-        let more = json!({"trouble": error.word()});
+        let more = EventDetails::SourceError { trouble: Some(error.word().to_owned()) };
         self.log(Kind::Source, LogLevel::Error, title, error.hint().unwrap_or_default(), more);
     }
 
@@ -142,13 +156,18 @@ impl Inner {
         self.known.pass.failed_observations += 1;
         if self.known.trouble.as_deref() != Some(why) {
             self.known.trouble = Some(why.to_owned());
-            self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), json!({}));
+            self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), EventDetails::Nothing {});
         }
     }
 
     fn on_source_read(&mut self, reading: &SourceState, revision: &ManifestRevision) {
-        let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
-                          "errors": errors(&reading.problems).len()});
+        let more = EventDetails::Read {
+            revision: revision.to_string(),
+            commit: reading.commit.clone(),
+            instances: reading.desired.instances.len(),
+            files: reading.files,
+            errors: errors(&reading.problems).len(),
+        };
         if *revision != self.known.source.revision || reading.commit != self.known.source.commit {
             self.news = true;
             let short = revision.short();
@@ -166,7 +185,7 @@ impl Inner {
 
     fn on_problems(&mut self, reading: &SourceState) {
         let (errors, before) = (errors(&reading.problems), errors(&self.known.source.problems));
-        let more = json!({"errors": errors.len()});
+        let more = EventDetails::Problems { errors: errors.len() };
         if !errors.is_empty() && errors != before {
             let title = format!(
                 "{} in the manifests: what is broken stays as it last was",
@@ -190,7 +209,7 @@ impl Inner {
         self.known.pass.observations += 1;
         if self.known.trouble.take().is_some() {
             let title = "the target is reachable again".to_owned();
-            self.log(Kind::Recovered, LogLevel::Info, title, String::new(), json!({}));
+            self.log(Kind::Recovered, LogLevel::Info, title, String::new(), EventDetails::Nothing {});
         }
         let now = held_lines(look);
         let before = self.known.pass.last.as_ref().map(|look| held_lines(look)).unwrap_or_default();
@@ -199,7 +218,7 @@ impl Inner {
                 0 => ("no instance is held any more".to_owned(), LogLevel::Info),
                 many => (format!("{} held", count(many, "instance")), LogLevel::Warning),
             };
-            self.log(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
+            self.log(Kind::Held, level, title, list(&now), EventDetails::Held { held: now.len() });
         }
         let stuck: BTreeSet<InstanceKey> = look
             .rules
@@ -212,13 +231,15 @@ impl Inner {
         if !new.is_empty() {
             let many = count(new.len(), "instance");
             let title = format!("{many} not converging: applied three times, and undone each time");
-            let more = json!({"instances": new});
-            self.log(Kind::NotConverging, LogLevel::Error, title, list(&new), more);
+            let text = list(&new);
+            let more = EventDetails::NotConverging { instances: new };
+            self.log(Kind::NotConverging, LogLevel::Error, title, text, more);
         }
         self.not_converging = stuck;
         if changed > 0 {
             let title = format!("{} changed", count(changed, "instance"));
-            self.log(Kind::Changed, LogLevel::Info, title, String::new(), json!({"instances": changed}));
+            let more = EventDetails::Changed { instances: changed };
+            self.log(Kind::Changed, LogLevel::Info, title, String::new(), more);
         }
         self.known.pass.last = Some(Arc::clone(look));
     }
@@ -235,8 +256,15 @@ impl Inner {
         }
         let level = if outcome.is_well() { LogLevel::Info } else { LogLevel::Error };
         let at = why.and_then(|why| why.at.as_ref()).map(ToString::to_string);
-        let more = json!({"instance": step.instance, "op": op, "outcome": outcome.word(), "code": ended.code,
-                          "message": ended.message, "took_ms": ended.took_ms, "at": at});
+        let more = EventDetails::Step {
+            instance: step.instance.clone(),
+            op: step.op,
+            outcome,
+            code: ended.code,
+            message: ended.message.clone(),
+            took_ms: ended.took_ms,
+            at,
+        };
         self.log(Kind::Step, level, title, String::new(), more);
         let mut public = format!("{op} {}", step.instance);
         match outcome.is_well() {
@@ -261,8 +289,12 @@ impl Inner {
         let (steps, secs) = (count(ended.len(), "step"), took.as_secs_f64());
         let title = format!("{steps} in {secs:.1} s: {}", words.join(", "));
         let level = if failures.is_empty() { LogLevel::Info } else { LogLevel::Error };
-        let more = json!({"steps": ended.len(), "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                          "summary": summary, "failed": failures.len()});
+        let more = EventDetails::ExecutionFinished {
+            steps: ended.len(),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            summary: summary.iter().map(|(op, many)| ((*op).to_owned(), *many)).collect(),
+            failed: failures.len(),
+        };
         let done = ended
             .iter()
             .filter(|one| one.outcome.is_well())

@@ -1,6 +1,5 @@
 //! The console side of an apply: approval, progress, messages and signals.
 
-use serde_json::Value;
 use tokio::sync::watch;
 
 use super::ApplyArgs;
@@ -12,6 +11,7 @@ use crate::cli::commands::plan::json as plan_json;
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::serve::Signals;
 use crate::cli::output::print::{Printer, count};
+use crate::contract::PlanDocument;
 use crate::engine::{ApplyEvent, ApplyHandler, PlanInput};
 use crate::model::Plan;
 
@@ -25,8 +25,8 @@ pub struct ConsoleHandler<'a> {
     progress: Option<Progress<'a>>,
     /// Why the plan was not approved.
     declined: Option<Failure>,
-    /// The plan before the first step as JSON, for `-o json`.
-    original: Result<Value, Failure>,
+    /// The plan before the first step, for `-o json`.
+    original: Option<PlanDocument>,
 }
 
 impl<'a> ConsoleHandler<'a> {
@@ -36,7 +36,7 @@ impl<'a> ConsoleHandler<'a> {
         stop: watch::Sender<Option<u8>>,
         printer: &'a Printer,
     ) -> ConsoleHandler<'a> {
-        let (progress, declined, original) = (None, None, Ok(Value::Null));
+        let (progress, declined, original) = (None, None, None);
         ConsoleHandler { args, saved, stop, printer, progress, declined, original }
     }
 
@@ -44,7 +44,7 @@ impl<'a> ConsoleHandler<'a> {
         self.declined
     }
 
-    pub fn original_plan(self) -> Result<Value, Failure> {
+    pub fn original_plan(self) -> Option<PlanDocument> {
         self.original
     }
 
@@ -73,8 +73,7 @@ impl ApplyHandler for ConsoleHandler<'_> {
                 self.printer.info(&format!("these manifests end the pin to {}", describe_pin(pin)));
             }
             ApplyEvent::Planned { input, plan, digests } if self.args.output == PlanForm::Json => {
-                let json = plan_json::plan(input, plan, digests);
-                self.original = json.map(|json| serde_json::from_str(&json).unwrap_or_default());
+                self.original = Some(plan_json::document(input, plan, digests));
             }
             ApplyEvent::Planned { .. } => {}
             ApplyEvent::Executing { steps } => {

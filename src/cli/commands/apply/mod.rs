@@ -146,9 +146,9 @@ async fn apply_revision(
     };
     match engine::apply(request, live, &mut handler).await {
         Ok(report) => {
-            let original = handler.original_plan()?;
+            let original = handler.original_plan();
             let (report, plan) = ReportView::of(report, live, deadline).await;
-            show(args, &plan, &original, &report, printer)
+            show(args, &plan, original, &report, printer)
         }
         Err(error) => Err(handler.declined().unwrap_or_else(|| live.apply_failure(&error))),
     }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::ApplyArgs;
@@ -12,6 +11,7 @@ use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
+use crate::contract::{ApplyReport, ExitReport, PlanDocument, StepReport, TargetProcess, UnhealthyInstance};
 use crate::engine::{Conclusion, Report};
 use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
@@ -73,7 +73,7 @@ pub fn check_writable(file: &Path) -> Result<(), Failure> {
 pub fn show(
     args: &ApplyArgs,
     planned: &Plan,
-    original: &Value,
+    original: Option<PlanDocument>,
     report: &ReportView,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
@@ -91,23 +91,31 @@ pub fn show(
     Ok(report.exit)
 }
 
-fn render_json(plan: &Value, report: &ReportView) -> Result<String, Failure> {
-    let outcomes: Vec<Value> = report
-        .ended
-        .iter()
-        .map(|ended| {
-            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
-                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
-                   "reason": ended.reason.map(HoldReason::word)})
-        })
-        .collect();
-    let unhealthy = report
-        .unhealthy
-        .iter()
-        .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
-    let unhealthy: Vec<Value> = unhealthy.collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": unhealthy, "converged": report.converged.unwrap_or(false),
-                       "exit": {"code": report.exit as u8, "reason": report.reason}});
+fn render_json(plan: Option<PlanDocument>, report: &ReportView) -> Result<String, Failure> {
+    let plan = plan.ok_or_else(|| Failure::new(Exit::Failed, "cannot write JSON: there is no plan"))?;
+    let outcomes = report.ended.iter().map(|ended| StepReport {
+        step: ended.step.to_string(),
+        instance: ended.instance.clone(),
+        op: ended.op,
+        outcome: ended.outcome,
+        code: ended.code,
+        message: ended.message.clone(),
+        took_ms: ended.took_ms,
+        reason: ended.reason,
+    });
+    let unhealthy = report.unhealthy.iter().map(|(instance, health, why)| UnhealthyInstance {
+        instance: instance.clone(),
+        health: *health,
+        why: why.clone(),
+    });
+    let whole = ApplyReport {
+        version: 1,
+        plan,
+        outcomes: outcomes.collect(),
+        not_well: unhealthy.collect(),
+        converged: report.converged.unwrap_or(false),
+        exit: ExitReport { code: report.exit as u8, reason: report.reason.map(str::to_owned) },
+    };
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
@@ -139,12 +147,12 @@ async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Hea
         return;
     }
     let rows = live.rows("&brief=1").await.unwrap_or_default();
-    let by_instance: HashMap<&str, &Value> =
-        rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
+    let by_instance: HashMap<String, &TargetProcess> =
+        rows.iter().map(|row| (row.instance().to_string(), row)).collect();
     for (instance, health, why) in unhealthy {
         let row = by_instance.get(instance.as_str());
-        let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
-        let exit = row.and_then(|row| row["exit"].as_i64());
+        let message = row.and_then(|row| row.message()).filter(|message| !message.is_empty());
+        let exit = row.and_then(|row| row.exit());
         *why = match (message, exit, *health) {
             (Some(message), _, _) => message.to_owned(),
             (None, Some(code), _) => format!("exited with code {code}"),

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::console::ConsoleState;
 use crate::cli::commands::plan::groups;
 use crate::cli::output::print::Printer;
+use crate::contract::ManifestProblem;
 use crate::control::ControllerEvent;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
@@ -110,7 +111,11 @@ fn problems(problems: &[Problem], printer: &Printer) {
             Severity::Error => ERROR,
             Severity::Warning => WARNING,
         };
-        printer.log(level, "problem", serde_json::to_value(problem).unwrap_or_default());
+        printer.log(
+            level,
+            "problem",
+            serde_json::to_value(ManifestProblem::from(problem)).unwrap_or_default(),
+        );
     }
 }
 
