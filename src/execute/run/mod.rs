@@ -17,7 +17,7 @@ use super::journal::Journal;
 use super::{
     ExecutionContext, ExecutionEvent, ExecutionResult, FINAL_WRITE_TIMEOUT, StepOutcome, StepResult, ledger,
 };
-use crate::backend::{Backend, Task};
+use crate::backend::{Backend, RowState, Task};
 use crate::model::{InstanceKey, ObservedInstance, Op, ProcessKey, Step, Wave};
 use crate::store::{Error, Store};
 
@@ -205,7 +205,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         {
             match self.why_not(step) {
                 None if let Some(why) = (self.terms.settings.check)(step) => {
-                    self.end(step, StepOutcome::Failed, 0, why, Instant::now());
+                    self.end(step, StepOutcome::Failed, RowState::Unreported, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
                 None => {
@@ -213,7 +213,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                     batch.push(step);
                 }
                 Some(why) => {
-                    self.end(step, StepOutcome::Skipped, 0, why, Instant::now());
+                    self.end(step, StepOutcome::Skipped, RowState::Unreported, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
             }
@@ -225,7 +225,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         for flight in flights {
             for step in flight.steps.into_values() {
                 let message = "step was still in flight at the deadline".to_owned();
-                self.end(step, StepOutcome::TimedOut, 115, message, flight.begun);
+                self.end(step, StepOutcome::TimedOut, RowState::StillRunning, message, flight.begun);
                 self.skip_rest(chains, step);
             }
         }
