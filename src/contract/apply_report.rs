@@ -49,6 +49,6 @@ pub struct ExitReport {
 
 /// The output of a command that a safety check refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Refusal {
+pub struct RefusalReport {
     pub exit: ExitReport,
 }

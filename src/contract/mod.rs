@@ -23,7 +23,7 @@ mod status;
 mod task;
 mod words;
 
-pub use apply_report::{ApplyReport, ExitReport, Refusal, StepReport, UnhealthyInstance};
+pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};

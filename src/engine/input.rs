@@ -9,7 +9,7 @@ use super::error::ApplyError;
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
-use crate::observe::{NoHistory, PlanInputs, SearchCache, SpecSearch, Target, TargetError};
+use crate::observe::{NoHistory, SearchCache, SpecSearch, StablePlanInputs, Target, TargetError};
 use crate::reconcile::{Rules, fingerprint, reconcile};
 
 /// A plan to make for a target.
@@ -110,7 +110,7 @@ impl PlanInput {
         let mut observation = target.observe(desired, self.rules.prune).await?;
         let begin = Instant::now();
         self.rules.known_namespaces = observation.namespaces(&self.rules.owner);
-        let inputs = PlanInputs { desired, rules: &self.rules, now: &self.now };
+        let inputs = StablePlanInputs { desired, rules: &self.rules, now: &self.now };
         let SpecLookup { search, known, .. } = lookup;
         let plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;
         self.observed = observation.observed;

@@ -19,5 +19,5 @@ pub use self::cache::{ObservedCache, stable_fields};
 pub use self::error::{ObserveError, TargetError};
 pub use self::observation::{Observation, ObserveRequest};
 pub use self::old_specs::{NoHistory, SearchCache, SpecSearch};
-pub use self::stable_plan::PlanInputs;
+pub use self::stable_plan::StablePlanInputs;
 pub use self::target::{Target, namespaces, observe_target};

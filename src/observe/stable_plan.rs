@@ -8,13 +8,13 @@ use crate::reconcile::spec_recovery::missing;
 use crate::reconcile::{Rules, reconcile};
 
 /// The inputs of a plan other than the observed state.
-pub struct PlanInputs<'a> {
+pub struct StablePlanInputs<'a> {
     pub desired: &'a Desired,
     pub rules: &'a Rules,
     pub now: &'a Now,
 }
 
-impl PlanInputs<'_> {
+impl StablePlanInputs<'_> {
     fn plan(&self, observation: &Observation) -> Plan {
         reconcile(self.desired, &observation.observed, self.rules, self.now)
     }
@@ -25,7 +25,7 @@ impl Observation {
     /// would harm or create are checked live. `self` has the recovered specs and the checked facts afterwards.
     pub async fn plan_until_stable<B: Backend, S: SpecSearch>(
         &mut self,
-        inputs: &PlanInputs<'_>,
+        inputs: &StablePlanInputs<'_>,
         backend: &B,
         search: &S,
         known: &mut SearchCache,

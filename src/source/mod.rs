@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use self::blocking_reader::BlockingReader;
 use self::directory::Directory;
 use self::git::Git;
-use self::git::error::{EmptyCommit, Refusal, RepositoryError};
+use self::git::error::{EmptyCommit, RepositoryError, SignatureRefusal};
 use self::in_memory::InMemory;
 use crate::manifest::{FileContent, Limits, Problem};
 use crate::model::{Desired, HashedSpec, InstanceKey, ManifestRevision};
@@ -63,7 +63,7 @@ pub enum SourceError {
     Rewound { taken: String, tip: String, what: String },
     /// The tip has no valid signature of a trusted key.
     #[error("commit {tip} is refused: {source}")]
-    NotSigned { tip: String, source: Arc<Refusal> },
+    NotSigned { tip: String, source: Arc<SignatureRefusal> },
     /// The tip declares nothing.
     #[error("commit {tip} is not followed: {source}")]
     Empty { tip: String, source: EmptyCommit },

@@ -189,15 +189,20 @@ fn errors_of_the_library_are_types() {
     let typed = [
         "agent",
         "backend",
+        "contract",
+        "control",
         "dashboard",
+        "engine",
         "execute",
         "gateway",
         "gse",
         "http",
         "import",
         "manifest",
+        "observe",
         "permissions",
         "reconcile",
+        "source",
         "store",
     ];
     for module in typed {

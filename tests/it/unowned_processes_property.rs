@@ -8,7 +8,7 @@ use std::time::Duration;
 use abide::backend::sim::{Faults, Held, Proc};
 use abide::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, execute, journal, recover};
 use abide::model::{Desired, Dialect, HashedSpec, HoldReason, InstanceKey, Now, Plan, Spec};
-use abide::observe::{NoHistory, Observation, PlanInputs, SearchCache, Target};
+use abide::observe::{NoHistory, Observation, SearchCache, StablePlanInputs, Target};
 use abide::reconcile::Rules;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -82,7 +82,7 @@ impl Controller<'_> {
         let mut world = self.fake.observe(self.desired, true).await.ok()?;
         let rules = Rules { known_namespaces: world.namespaces(OWNER), ..self.rules.clone() };
         let now = Now { at: self.fake.sim().now(), ..Now::default() };
-        let inputs = PlanInputs { desired: self.desired, rules: &rules, now: &now };
+        let inputs = StablePlanInputs { desired: self.desired, rules: &rules, now: &now };
         let known = &mut SearchCache::default();
         let planned = world.plan_until_stable(&inputs, &self.fake.far, &NoHistory, known).await;
         Some((world, planned))

@@ -1,4 +1,4 @@
-//! What every part of a pass uses: the configuration, the target, and the event sink.
+//! Context of a pass: the configuration, the target and the event sink, used by each of its parts.
 
 use crate::control::event::{ControllerEvent, EventSink};
 use crate::control::{ControllerConfig, Target};

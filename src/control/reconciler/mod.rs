@@ -31,7 +31,7 @@ use self::drift::DriftPolicy;
 use self::recovery::Recovery;
 use self::resolver::{ResolvedRevision, RevisionResolver};
 use self::retries::Retries;
-use self::writer::Writer;
+use self::writer::WorkWriter;
 use super::event::{ControllerEvent, EventSink};
 use super::executor::WorkItem;
 use super::in_flight::InFlightPlans;
@@ -48,7 +48,7 @@ pub struct Reconciler<'a, T> {
     drift: DriftPolicy,
     retries: Retries,
     recovery: Recovery,
-    writer: Writer,
+    writer: WorkWriter,
     pub(super) in_flight: InFlightPlans,
     pub(super) observed_cache: ObservedCache,
     /// Old specs that were found in the git history.
@@ -80,7 +80,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             drift: DriftPolicy::default(),
             retries: Retries::default(),
             recovery: Recovery::default(),
-            writer: Writer::new(work_items),
+            writer: WorkWriter::new(work_items),
             in_flight: InFlightPlans::default(),
             observed_cache: ObservedCache::default(),
             old_specs: SearchCache::default(),

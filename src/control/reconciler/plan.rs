@@ -13,7 +13,7 @@ use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
-use crate::observe::{Observation, PlanInputs};
+use crate::observe::{Observation, StablePlanInputs};
 use crate::reconcile::Rules;
 use crate::source::SourceState;
 
@@ -46,7 +46,7 @@ impl<T: Target> Reconciler<'_, T> {
             commit: manifests.commit.clone(),
             limits: config.limits.clone(),
         };
-        let inputs = PlanInputs { desired: &manifests.desired, rules: &rules, now: &now };
+        let inputs = StablePlanInputs { desired: &manifests.desired, rules: &rules, now: &now };
         let plan =
             world.plan_until_stable(&inputs, context.target.backend(), &search, &mut self.old_specs).await;
         Ok(self.finish_plan(manifests, world, rules, &backing_off, plan))

@@ -10,7 +10,7 @@ use crate::ids;
 use crate::store::lease::LEASE_TTL;
 use crate::store::{Error, Holder, Lease, LeaseAttempt, Store, keys};
 
-pub struct Writer {
+pub struct WorkWriter {
     work_items: mpsc::UnboundedSender<WorkItem>,
     /// Number of the last work item.
     last_number: u64,
@@ -22,9 +22,9 @@ pub struct Writer {
     leader: Option<Lease>,
 }
 
-impl Writer {
-    pub fn new(work_items: mpsc::UnboundedSender<WorkItem>) -> Writer {
-        Writer { work_items, last_number: 0, lease: None, last_generation: None, leader: None }
+impl WorkWriter {
+    pub fn new(work_items: mpsc::UnboundedSender<WorkItem>) -> WorkWriter {
+        WorkWriter { work_items, last_number: 0, lease: None, last_generation: None, leader: None }
     }
 
     pub fn set_leader(&mut self, leader: Lease) {

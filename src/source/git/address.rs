@@ -27,7 +27,7 @@ impl std::fmt::Debug for Address {
 
 /// Why an address cannot be used, without its secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
+pub enum GitAddressError {
     #[error("holds a credential as a parameter, which git cannot send")]
     SecretParameter,
     #[error("has a '/', '?' or '#' in its credentials, which would end the host")]
@@ -38,19 +38,19 @@ pub enum AddressError {
     ControlCharacter,
 }
 
-pub fn parse(address: &str) -> Result<Address, AddressError> {
+pub fn parse(address: &str) -> Result<Address, GitAddressError> {
     let whole = |url: &str| Address { url: url.to_owned(), site: String::new(), user: None, password: None };
     let Some((scheme, rest)) = address.split_once("://") else { return Ok(whole(address)) };
     let web = matches!(scheme, "http" | "https");
     if web && has_secret_parameter(rest) {
-        return Err(AddressError::SecretParameter);
+        return Err(GitAddressError::SecretParameter);
     }
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let Some((userinfo, host)) = authority.rsplit_once('@') else {
         let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
         // The host would be parsed as a part of the user name.
         if port.is_some_and(|port| port.bytes().any(|byte| !byte.is_ascii_digit())) && path.contains('@') {
-            return Err(AddressError::EndedHost);
+            return Err(GitAddressError::EndedHost);
         }
         return Ok(Address { site: site(web, scheme, authority), ..whole(address) });
     };
@@ -61,7 +61,7 @@ pub fn parse(address: &str) -> Result<Address, AddressError> {
     let has_control = |text: &str| text.chars().any(char::is_control);
     // It is ambiguous which of the two ends the password.
     if password.is_some() && path.contains('@') {
-        return Err(AddressError::AmbiguousPassword);
+        return Err(GitAddressError::AmbiguousPassword);
     }
     if !web {
         // ssh takes no password from an address, and shows it in its arguments.
@@ -69,7 +69,7 @@ pub fn parse(address: &str) -> Result<Address, AddressError> {
     }
     let user = decoded(user);
     if has_control(&user) || password.as_deref().is_some_and(has_control) {
-        return Err(AddressError::ControlCharacter);
+        return Err(GitAddressError::ControlCharacter);
     }
     Ok(Address {
         url: format!("{scheme}://{host}{path}"),

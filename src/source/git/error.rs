@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::address::AddressError;
+use super::address::GitAddressError;
 use super::command::CommandError;
 use super::signature::SignatureError;
 use super::tree::ListingError;
@@ -16,7 +16,7 @@ pub enum RepositoryError {
     #[error("another process uses {} and does not release it", mirror.display())]
     InUse { mirror: PathBuf },
     #[error("{url} {source}")]
-    Address { url: String, source: AddressError },
+    Address { url: String, source: GitAddressError },
     #[error(transparent)]
     Command(#[from] CommandError),
     #[error("cannot create the mirror {}: {stderr}", mirror.display())]
@@ -56,7 +56,7 @@ pub enum ReadError {
 
 /// Why a commit does not count as signed.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum SignatureRefusal {
     #[error("the mirror {} is shallow, so not every commit can be verified; delete it", mirror.display())]
     Shallow { mirror: PathBuf },
     #[error("cannot list the commits since {last}: {stderr}")]

@@ -20,7 +20,7 @@ use super::address::Address;
 use super::command::GitCommand;
 use super::commit_files::{self, CommitFiles};
 use super::config::{GitConfig, Signatures};
-use super::error::{EmptyCommit, FetchError, Refusal, RepositoryError};
+use super::error::{EmptyCommit, FetchError, RepositoryError, SignatureRefusal};
 use super::signature;
 use crate::manifest;
 
@@ -222,7 +222,7 @@ impl Poller {
         if !self.verifies_all() || !is_shallow {
             return Ok(());
         }
-        Err(refused(tip, Refusal::Shallow { mirror: self.program.mirror.clone() }))
+        Err(refused(tip, SignatureRefusal::Shallow { mirror: self.program.mirror.clone() }))
     }
 
     fn check_tip(&self, tip: &str, pin: Option<&LastCommit>) -> Result<(), SourceError> {
@@ -251,16 +251,16 @@ impl Poller {
         if !listed.is_well() {
             // Only a tip that was accepted by id gets here without the last accepted commit.
             let (last, stderr) = (last.to_owned(), listed.stderr);
-            return Err(refused(tip, Refusal::List { last, stderr }));
+            return Err(refused(tip, SignatureRefusal::List { last, stderr }));
         }
         let commits = String::from_utf8_lossy(&listed.out).into_owned();
         let commits: Vec<&str> = commits.lines().filter(|commit| *commit != tip).collect();
         if commits.len() >= MAX_VERIFIED {
-            return Err(refused(tip, Refusal::TooMany { most: MAX_VERIFIED }));
+            return Err(refused(tip, SignatureRefusal::TooMany { most: MAX_VERIFIED }));
         }
         let Some(signers) = &self.config.signers else { return Ok(()) };
         signature::verify_all(&self.program, &commits, signers)
-            .map_err(|(commit, source)| refused(tip, Refusal::Contains { commit, source }))
+            .map_err(|(commit, source)| refused(tip, SignatureRefusal::Contains { commit, source }))
     }
 
     fn verify(&self, commit: &str) -> Result<(), SourceError> {
@@ -329,7 +329,7 @@ impl Poller {
     }
 }
 
-fn refused(tip: &str, why: Refusal) -> SourceError {
+fn refused(tip: &str, why: SignatureRefusal) -> SourceError {
     SourceError::NotSigned { tip: tip.to_owned(), source: Arc::new(why) }
 }
 

@@ -7,7 +7,7 @@ use super::input::{PlanDigests, PlanInput};
 use crate::cli::{Exit, Failure};
 use crate::contract::{
     self, ExitReport, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource,
-    PlanStep, Refusal, StepReason,
+    PlanStep, RefusalReport, StepReason,
 };
 use crate::control::history::summary;
 use crate::model::{Gate, HeldChange, Plan, Step, Time, Why};
@@ -135,7 +135,7 @@ fn gates(plan: &Plan) -> Vec<PlanGate> {
 /// The JSON of a refusal by a safety check.
 pub fn refusal(exit: Exit, reason: Option<&str>) -> String {
     let exit = ExitReport { code: exit as u8, reason: reason.map(str::to_owned) };
-    contract::compact(&Refusal { exit })
+    contract::compact(&RefusalReport { exit })
 }
 
 fn print(value: &impl Serialize) -> Result<String, Failure> {
