@@ -5,7 +5,7 @@
 //! processor time when nothing happens; how long taking up all of them takes after `kill -9`; and stopping them all.
 //!
 //! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the user
-//! that the processes run as.
+//! that the processes run as; `ABIDE_BENCH_IDLE_SECS` how long nothing happens (20).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 const PROCESSES: usize = 1000;
 const CRASHES: usize = 300;
-const IDLE: Duration = Duration::from_secs(20);
 const NAP: &str = "100000";
 
 fn main() {
@@ -57,9 +56,10 @@ fn main() {
     std::thread::sleep(Duration::from_secs(2));
     let mut crashes: Vec<Duration> = (0..CRASHES).map(|nth| crash(here, nth * 7 % PROCESSES)).collect();
     crashes.sort();
+    let idle_time = Duration::from_secs(idle_secs());
     let before = ticks(agent.0.id());
-    std::thread::sleep(IDLE);
-    let idle = (ticks(agent.0.id()) - before) as f64 / 100.0 / IDLE.as_secs_f64() * 100.0;
+    std::thread::sleep(idle_time);
+    let idle = (ticks(agent.0.id()) - before) as f64 / 100.0 / idle_time.as_secs_f64() * 100.0;
     // With all of them running, after all that.
     let memory = resident(agent.0.id());
     let pids: Vec<u32> = (0..PROCESSES).map(|nth| pid(here, nth)).collect();
@@ -163,6 +163,11 @@ fn items(here: &Path, op: u32) -> Value {
                         "monitor_policy": {"auto_type": 1, "start_check_secs": 0}}})
     };
     (0..PROCESSES).map(item).collect()
+}
+
+/// How long the agent is observed without work.
+fn idle_secs() -> u64 {
+    std::env::var("ABIDE_BENCH_IDLE_SECS").ok().and_then(|secs| secs.parse().ok()).unwrap_or(20)
 }
 
 fn user() -> String {

@@ -41,6 +41,7 @@
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
 //! - `backoff`: retry delays: growth, cap and jitter.
 //! - [`clock`]: the wall clock, time zones and crontab schedules.
+//! - `error_chain`: an error and its causes in one line.
 //! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
 //! - `failpoint`: crash points for tests, in debug builds only.
 //! - `ids`: generated ids and secrets.
@@ -66,6 +67,7 @@ pub mod contract;
 pub mod control;
 pub mod dashboard;
 pub mod engine;
+mod error_chain;
 mod escape;
 pub mod execute;
 mod failpoint;

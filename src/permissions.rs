@@ -19,6 +19,23 @@ pub fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
+/// Why a path is not safe, with the command that corrects it.
+#[derive(Debug, thiserror::Error)]
+pub enum PermissionError {
+    #[error("cannot check {}", path.display())]
+    Check { path: PathBuf, source: std::io::Error },
+    #[error("cannot check the folder {}", path.display())]
+    CheckFolder { path: PathBuf, source: std::io::Error },
+    #[error("{} belongs to user {owner}, not to {expected}{remedy}", path.display())]
+    ForeignOwner { path: PathBuf, owner: String, expected: String, remedy: String },
+    #[error("{shown} is writable by every user: run `chmod go-w {shown}`", shown = path.display())]
+    WritableByAll { path: PathBuf },
+    #[error("{shown} is writable by group {group}: run `chmod g-w {shown}`", shown = path.display())]
+    WritableByGroup { path: PathBuf, group: String },
+    #[error("cannot protect {}", path.display())]
+    Protect { path: PathBuf, source: std::io::Error },
+}
+
 /// Checks on the folders above a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Above {
@@ -28,25 +45,25 @@ pub enum Above {
     Owned,
 }
 
-/// Refuses a path that a user other than root and `trusted` can change, with the command that corrects it.
-pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Metadata, String> {
-    let shown = path.display();
-    let meta = std::fs::metadata(path).map_err(|error| format!("cannot check {shown}: {error}"))?;
-    refuse_owner(path, &meta, trusted).map_err(|why| why + &remedy(path, &meta, trusted))?;
+/// Refuses a path that a user other than root and `trusted` can change.
+pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Metadata, PermissionError> {
+    let unknown = |source| PermissionError::Check { path: path.to_owned(), source };
+    let meta = std::fs::metadata(path).map_err(unknown)?;
+    refuse_owner(path, &meta, trusted, || remedy(path, &meta, trusted))?;
     refuse_writable(path, &meta)?;
     if !meta.is_file() && !meta.is_dir() {
         // A pipe has no folder: `--token-file <(command)`.
         return Ok(meta);
     }
-    let real = path.canonicalize().map_err(|error| format!("cannot check {shown}: {error}"))?;
+    let real = path.canonicalize().map_err(unknown)?;
     for folder in real.ancestors().skip(1) {
         let meta = std::fs::metadata(folder)
-            .map_err(|error| format!("cannot check the folder {}: {error}", folder.display()))?;
+            .map_err(|source| PermissionError::CheckFolder { path: folder.to_owned(), source })?;
         if above == Above::Owned {
             // A folder in the path may be a user's home, which `chown` would break.
-            let elsewhere =
-                |why| format!("{why}: move {shown} to a folder that only {} can write", user_name(trusted));
-            refuse_owner(folder, &meta, trusted).map_err(elsewhere)?;
+            let (shown, own) = (path.display(), user_name(trusted));
+            let elsewhere = || format!(": move {shown} to a folder that only {own} can write");
+            refuse_owner(folder, &meta, trusted, elsewhere)?;
         }
         // In a sticky folder only the owner of an entry can rename or remove it.
         if meta.mode() & STICKY == 0 {
@@ -56,14 +73,22 @@ pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Meta
     Ok(meta)
 }
 
-fn refuse_owner(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), String> {
+fn refuse_owner(
+    path: &Path,
+    meta: &Metadata,
+    trusted: u32,
+    remedy: impl FnOnce() -> String,
+) -> Result<(), PermissionError> {
     if meta.uid() == 0 || meta.uid() == trusted {
         return Ok(());
     }
-    let shown = path.display();
-    let (owner, own) = (user_name(meta.uid()), user_name(trusted));
     let or_root = if trusted == 0 { "" } else { " or root" };
-    Err(format!("{shown} belongs to user {owner}, not to {own}{or_root}"))
+    Err(PermissionError::ForeignOwner {
+        path: path.to_owned(),
+        owner: user_name(meta.uid()),
+        expected: format!("{}{or_root}", user_name(trusted)),
+        remedy: remedy(),
+    })
 }
 
 /// Hint for a path of another user. `chown` is suggested only for files and folders of Abide: after a `chown`, a pid file
@@ -81,14 +106,14 @@ fn remedy(path: &Path, meta: &Metadata, trusted: u32) -> String {
     }
 }
 
-fn refuse_writable(path: &Path, meta: &Metadata) -> Result<(), String> {
-    let shown = path.display();
+fn refuse_writable(path: &Path, meta: &Metadata) -> Result<(), PermissionError> {
+    let path = path.to_owned();
     if meta.mode() & OTHERS_WRITE != 0 {
-        return Err(format!("{shown} is writable by every user: run `chmod go-w {shown}`"));
+        return Err(PermissionError::WritableByAll { path });
     }
     if meta.mode() & GROUP_WRITE != 0 && !is_private_group(meta.gid(), meta.uid()) {
         let group = group_name(meta.gid());
-        return Err(format!("{shown} is writable by group {group}: run `chmod g-w {shown}`"));
+        return Err(PermissionError::WritableByGroup { path, group });
     }
     Ok(())
 }
@@ -104,7 +129,7 @@ pub fn readers(meta: &Metadata) -> Option<String> {
 
 /// Checks a folder or file that holds secrets: refuses one that another user can change, and returns a warning for one
 /// that another user can read.
-pub fn check_private(path: &Path) -> Result<Option<String>, String> {
+pub fn check_private(path: &Path) -> Result<Option<String>, PermissionError> {
     let meta = refuse_changeable(path, own_uid(), Above::NotWritable)?;
     let shown = path.display();
     let mode = if meta.is_dir() { "700" } else { "600" };
@@ -112,7 +137,7 @@ pub fn check_private(path: &Path) -> Result<Option<String>, String> {
 }
 
 /// The same, and logs the warning.
-pub fn require_private(path: &Path) -> Result<(), String> {
+pub fn require_private(path: &Path) -> Result<(), PermissionError> {
     if let Some(warning) = check_private(path)? {
         tracing::warn!("{warning}");
     }
@@ -120,11 +145,11 @@ pub fn require_private(path: &Path) -> Result<(), String> {
 }
 
 /// Removes all group and other permissions from the files of a store, where they exist.
-pub fn close_to_others(folder: &Path, names: &[&str]) -> Result<(), String> {
+pub fn close_to_others(folder: &Path, names: &[&str]) -> Result<(), PermissionError> {
     use std::os::unix::fs::PermissionsExt;
     for file in names.iter().map(|name| folder.join(name)).filter(|file| file.exists()) {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))
-            .map_err(|error| format!("cannot protect {}: {error}", file.display()))?;
+            .map_err(|source| PermissionError::Protect { path: file, source })?;
     }
     Ok(())
 }
@@ -212,7 +237,10 @@ mod tests {
         }
         set(&file, 0o600);
         set(&inner, 0o777);
-        assert!(check_private(&file).is_err_and(|why| why.contains("inner is writable by every user")));
+        assert!(
+            check_private(&file)
+                .is_err_and(|why| why.to_string().contains("inner is writable by every user"))
+        );
         set(&inner, 0o1777);
         assert!(check_private(&file).is_ok(), "a sticky folder protects its entries");
         assert!(check_private(&inner).is_err(), "but new entries can be made there");

@@ -1,8 +1,33 @@
 //! Accounts: user, groups, home and shell for the processes and commands of a spec.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use crate::model::Spec;
+
+/// Maximum age of a lookup that is used again. A change of the local files is noticed at once; other sources of accounts,
+/// such as LDAP, are asked this often.
+const MAX_AGE: Duration = Duration::from_secs(1);
+
+/// Why a process cannot run as a user.
+#[derive(Debug, thiserror::Error)]
+pub enum AccountError {
+    #[error("the agent's own uid has no user name")]
+    NoName,
+    #[error("cannot look up user {name:?}: {source}")]
+    LookUp { name: String, source: nix::Error },
+    #[error("user {name:?} does not exist on this host")]
+    Unknown { name: String },
+    #[error("{name:?} is not a valid user name")]
+    InvalidName { name: String },
+    #[error("cannot look up the groups of user {name:?}: {source}")]
+    Groups { name: String, source: nix::Error },
+    #[error("cannot run a process as user {name:?}: the agent does not run as root")]
+    NotRoot { name: String },
+}
 
 /// The user that a process runs as.
 #[derive(Clone, Debug)]
@@ -25,27 +50,43 @@ pub struct FileCredentials {
 
 impl Account {
     /// The account of a spec; without `user`, the agent's own.
-    pub fn of(spec: &Spec) -> Result<Account, String> {
+    pub fn of(spec: &Spec) -> Result<Account, AccountError> {
         match &spec.identity.user {
             Some(name) => Account::named(name),
             None => {
                 let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-                Account::named(&me.ok_or("the agent's own uid has no user name")?.name)
+                Account::named(&me.ok_or(AccountError::NoName)?.name)
             }
         }
     }
 
-    pub fn named(name: &str) -> Result<Account, String> {
+    /// Looks up an account by its name. A lookup opens several files, so a recent result is used again ([`MAX_AGE`]).
+    pub fn named(name: &str) -> Result<Account, AccountError> {
+        static RECENT: Mutex<BTreeMap<String, RecentAccount>> = Mutex::new(BTreeMap::new());
+        let recent = || RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let stamps = ["/etc/passwd", "/etc/group"].map(file_stamp);
+        if let Some(known) = recent().get(name).filter(|known| known.is_valid(&stamps)) {
+            return Ok(known.account.clone());
+        }
+        let account = Account::look_up(name)?;
+        let mut recent = recent();
+        recent.retain(|_, known| known.is_valid(&stamps));
+        let known = RecentAccount { account: account.clone(), at: Instant::now(), stamps };
+        recent.insert(name.to_owned(), known);
+        Ok(account)
+    }
+
+    fn look_up(name: &str) -> Result<Account, AccountError> {
         use nix::unistd::{User, getgrouplist};
-        let user = User::from_name(name).map_err(|error| format!("cannot look up user {name:?}: {error}"))?;
-        let user = user.ok_or_else(|| format!("user {name:?} does not exist on this host"))?;
-        let c_name =
-            std::ffi::CString::new(name).map_err(|_| format!("{name:?} is not a valid user name"))?;
+        let named = || name.to_owned();
+        let user = User::from_name(name).map_err(|source| AccountError::LookUp { name: named(), source })?;
+        let user = user.ok_or_else(|| AccountError::Unknown { name: named() })?;
+        let c_name = std::ffi::CString::new(name).map_err(|_| AccountError::InvalidName { name: named() })?;
         let groups = getgrouplist(&c_name, user.gid)
-            .map_err(|error| format!("cannot look up the groups of user {name:?}: {error}"))?;
+            .map_err(|source| AccountError::Groups { name: named(), source })?;
         let me = nix::unistd::geteuid();
         if !me.is_root() && user.uid != me {
-            return Err(format!("cannot run a process as user {name:?}: the agent does not run as root"));
+            return Err(AccountError::NotRoot { name: named() });
         }
         Ok(Account {
             uid: user.uid.as_raw(),
@@ -77,5 +118,26 @@ impl Account {
     /// The agent runs as this user itself.
     pub fn is_own(&self) -> bool {
         self.uid == nix::unistd::geteuid().as_raw()
+    }
+}
+
+/// The inode, length and time of a file that defines accounts; `None`: there is no such file.
+type FileStamp = Option<(u64, u64, i64, i64)>;
+
+fn file_stamp(path: &str) -> FileStamp {
+    let meta = std::fs::metadata(path).ok()?;
+    Some((meta.ino(), meta.len(), meta.ctime(), meta.ctime_nsec()))
+}
+
+/// A lookup, and the state of the local files when it began.
+struct RecentAccount {
+    account: Account,
+    at: Instant,
+    stamps: [FileStamp; 2],
+}
+
+impl RecentAccount {
+    fn is_valid(&self, stamps: &[FileStamp; 2]) -> bool {
+        self.at.elapsed() < MAX_AGE && self.stamps == *stamps
     }
 }

@@ -52,7 +52,7 @@ impl Cgroups {
         path.is_dir().then_some(Cgroup(path))
     }
 
-    /// Creates the group of a launch, and sets its limits where controllers are enabled.
+    /// Creates the group of a launch unless it exists, and sets its limits where controllers are enabled.
     pub fn make(&self, launch_id: &str, limits: &Resource) -> Option<Cgroup> {
         let path = self.0.as_ref()?.join(launch_id);
         // An earlier agent of this folder may have removed the parent directory when it ended.

@@ -23,9 +23,12 @@ use crate::agent_protocol::{
 };
 use crate::backoff::BackoffPolicy;
 use crate::clock;
+use crate::error_chain::chain;
 use crate::gse::response::Envelope;
-use crate::http::{ClientConfig, describe, redirect};
+use crate::http::{ClientConfig, ClientError, TransportError, redirect};
 use crate::model::HostKey;
+use crate::permissions::{PermissionError, check_private};
+use crate::store::Error;
 
 /// The gateway that an agent joins, and the identity that it joins with.
 #[derive(Clone, Debug)]
@@ -49,6 +52,33 @@ const LAG_MS: u64 = 5_000;
 const BACKOFF: BackoffPolicy =
     BackoffPolicy::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
 
+/// Why a session with the gateway ended.
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error("cannot read token file {}", file.display())]
+    TokenFile { file: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    UnsafeTokenFile(#[from] PermissionError),
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error("the gateway refuses ({status}): {message}")]
+    Refused { status: StatusCode, message: String },
+    #[error("HTTP {0}")]
+    NoStream(StatusCode),
+    #[error("the stream broke: {0}")]
+    StreamBroke(#[source] reqwest::Error),
+    #[error("the gateway ended the stream")]
+    StreamEnded,
+    #[error("the gateway has been silent for too long")]
+    Silent,
+    #[error("the stream lags by {age_ms} ms")]
+    Lags { age_ms: u64 },
+    #[error(transparent)]
+    Sender(#[from] tokio::task::JoinError),
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
 /// Serves a gateway until `stop` is set. `ready` is called at the start of each session.
 pub async fn run(
     config: JoinConfig,
@@ -56,20 +86,20 @@ pub async fn run(
     mut messages: mpsc::UnboundedReceiver<AgentMessage>,
     mut ready: impl FnMut(),
     mut stop: watch::Receiver<bool>,
-) -> Result<(), String> {
+) -> Result<(), ClientError> {
     let client = config.calling.client(&config.url)?;
     let mut wait = BACKOFF.first();
     loop {
         let begun = Instant::now();
-        let why = tokio::select! {
-            why = session(&config, &client, &mut supervisor, &mut messages, &mut ready) => why,
+        let error = tokio::select! {
+            error = session(&config, &client, &mut supervisor, &mut messages, &mut ready) => error,
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
         };
         // A session that lasted resets the backoff.
         if begun.elapsed() > BACKOFF.max() {
             wait = BACKOFF.first();
         }
-        warn!(%why, retry_in = ?wait, "session with the gateway ended");
+        warn!(why = %chain(&error), retry_in = ?wait, "session with the gateway ended");
         tokio::select! {
             () = tokio::time::sleep(BACKOFF.jittered(wait, fastrand::f64())) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
@@ -85,10 +115,10 @@ async fn session(
     supervisor: &mut Supervisor,
     messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
     ready: &mut impl FnMut(),
-) -> String {
+) -> SessionError {
     match try_session(config, client, supervisor, messages, ready).await {
-        Ok(()) => "the gateway ended the stream".to_owned(),
-        Err(why) => why,
+        Ok(()) => SessionError::StreamEnded,
+        Err(error) => error,
     }
 }
 
@@ -98,7 +128,7 @@ async fn try_session(
     supervisor: &mut Supervisor,
     messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
     ready: &mut impl FnMut(),
-) -> Result<(), String> {
+) -> Result<(), SessionError> {
     let gateway = GatewayClient::new(config, client)?;
     let mut outbox = join(config, gateway.clone(), supervisor, messages).await?;
     supervisor.report_all();
@@ -111,7 +141,7 @@ async fn try_session(
     let mut last_received = Instant::now();
     let mut heartbeat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
     let mut busy = true;
-    let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, String>>> = None;
+    let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, SessionError>>> = None;
     loop {
         if send_task.is_none() && !outbox.waiting.is_empty() {
             send_task = Some(tokio::spawn(outbox.batch()));
@@ -119,7 +149,7 @@ async fn try_session(
         tokio::select! {
             chunk = stream.next() => match chunk {
                 None => return Ok(()),
-                Some(Err(error)) => return Err(format!("the stream broke: {error}")),
+                Some(Err(error)) => return Err(SessionError::StreamBroke(error)),
                 Some(Ok(bytes)) => {
                     last_received = Instant::now();
                     buffer.extend_from_slice(&bytes);
@@ -135,8 +165,8 @@ async fn try_session(
             }
             sent = async { match &mut send_task { Some(send_task) => send_task.await, None => std::future::pending().await } } => {
                 send_task = None;
-                let acknowledged = sent.map_err(|error| error.to_string())??;
-                supervisor.acknowledged(acknowledged).await.map_err(|error| error.to_string())?;
+                let acknowledged = sent??;
+                supervisor.acknowledged(acknowledged).await?;
             }
             _ = heartbeat.tick() => {
                 // A burst of work is over.
@@ -144,7 +174,7 @@ async fn try_session(
                     super::process::release_memory();
                 }
                 if last_received.elapsed() > STREAM_TIMEOUT {
-                    return Err("the gateway has been silent for too long".to_owned());
+                    return Err(SessionError::Silent);
                 }
                 if send_task.is_none() && outbox.waiting.is_empty() {
                     send_task = Some(tokio::spawn(outbox.batch()));
@@ -160,7 +190,7 @@ async fn join(
     gateway: GatewayClient,
     supervisor: &mut Supervisor,
     messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
-) -> Result<Outbox, String> {
+) -> Result<Outbox, SessionError> {
     let request = Join {
         agent: config.agent.clone(),
         hosts: config.hosts.clone(),
@@ -170,11 +200,11 @@ async fn join(
         last_seq: supervisor.last_seq(),
     };
     let Joined { session, acked, store } = gateway.call("join", &[], &request).await?;
-    supervisor.session_started(&store).await.map_err(|error| error.to_string())?;
+    supervisor.session_started(&store).await?;
     let mut outbox = Outbox { gateway, session, seq: acked, waiting: Vec::new() };
     // Messages of the broken session: results are in the store, and reports are sent again. Only a result that is not
     // in the store (a live status check, a refusal) is taken from the queue.
-    let unacknowledged = supervisor.unacknowledged_results().await.map_err(|error| error.to_string())?;
+    let unacknowledged = supervisor.unacknowledged_results().await?;
     let known: HashSet<String> = unacknowledged.iter().map(|result| result.op_id.clone()).collect();
     while let Ok(old) = messages.try_recv() {
         if matches!(&old, AgentMessage::Result(result) if !known.contains(&result.op_id)) {
@@ -190,7 +220,7 @@ async fn handle_lines(
     buffer: &mut Vec<u8>,
     clock: &mut StreamClock,
     supervisor: &mut Supervisor,
-) -> Result<(), String> {
+) -> Result<(), SessionError> {
     while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
         let line: Vec<u8> = buffer.drain(..=end).collect();
         if line.len() > 1 {
@@ -209,14 +239,14 @@ async fn handle_lines(
 
 impl StreamClock {
     /// The age of a message. An error: the stream lags, or one of the two clocks stood still.
-    fn age_ms_of(&mut self, message: &ToAgent) -> Result<u64, String> {
+    fn age_ms_of(&mut self, message: &ToAgent) -> Result<u64, SessionError> {
         match message {
             // An older gateway does not stamp its messages.
             ToAgent::Op(request) => Ok(request.ttl_ms.map_or(0, |_| self.age_ms(request.sent_ms))),
             ToAgent::Heartbeat { sent_ms, .. } => {
                 let age_ms = self.age_ms(*sent_ms);
                 match age_ms > LAG_MS {
-                    true => Err(format!("the stream lags by {age_ms} ms")),
+                    true => Err(SessionError::Lags { age_ms }),
                     false => Ok(age_ms),
                 }
             }
@@ -235,7 +265,7 @@ struct Outbox {
 
 impl Outbox {
     /// Sends the waiting messages, or none as a heartbeat. Returns the acknowledged results.
-    fn batch(&mut self) -> impl Future<Output = Result<Vec<OpResult>, String>> + Send + 'static {
+    fn batch(&mut self) -> impl Future<Output = Result<Vec<OpResult>, SessionError>> + Send + 'static {
         let count = self.waiting.len().min(BATCH);
         let mut batch = Vec::with_capacity(count);
         for what in self.waiting.drain(..count) {
@@ -268,11 +298,10 @@ struct GatewayClient {
 }
 
 impl GatewayClient {
-    fn new(config: &JoinConfig, client: &Client) -> Result<GatewayClient, String> {
-        let file = config.token_file.display();
+    fn new(config: &JoinConfig, client: &Client) -> Result<GatewayClient, SessionError> {
         let token = std::fs::read_to_string(&config.token_file)
-            .map_err(|error| format!("cannot read token file {file}: {error}"))?;
-        crate::permissions::check_private(&config.token_file)?;
+            .map_err(|source| SessionError::TokenFile { file: config.token_file.clone(), source })?;
+        check_private(&config.token_file)?;
         let token = token.trim().to_owned();
         let base = format!("{}/api/abide/v1/agent", config.url.trim_end_matches('/'));
         Ok(GatewayClient { client: client.clone(), base, token })
@@ -283,41 +312,42 @@ impl GatewayClient {
         call: &str,
         query: &[(&str, &str)],
         body: &impl serde::Serialize,
-    ) -> Result<T, String> {
+    ) -> Result<T, SessionError> {
         let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let url = format!("{}/{call}?{}", self.base, query.join("&"));
         let request = self.client.post(url).bearer_auth(&self.token).json(body).timeout(STREAM_TIMEOUT);
-        let response = request.send().await.map_err(|error| describe(&error))?;
+        let response = request.send().await.map_err(TransportError::from)?;
         // The token is for the gateway, not for the address of a redirect.
         if let Some(why) = redirect(&response) {
-            return Err(why);
+            return Err(TransportError::from(why).into());
         }
         let status = response.status();
-        let bytes = response.bytes().await.map_err(|error| describe(&error))?;
+        let bytes = response.bytes().await.map_err(TransportError::from)?;
         parse_response(status, &bytes)
     }
 
     async fn stream(
         &self,
         session: &str,
-    ) -> Result<impl futures_util::Stream<Item = reqwest::Result<axum::body::Bytes>> + Unpin, String> {
+    ) -> Result<impl futures_util::Stream<Item = reqwest::Result<axum::body::Bytes>> + Unpin, SessionError>
+    {
         let url = format!("{}/stream?session={session}&after=0", self.base);
-        let response =
-            self.client.get(url).bearer_auth(&self.token).send().await.map_err(|error| describe(&error))?;
+        let request = self.client.get(url).bearer_auth(&self.token);
+        let response = request.send().await.map_err(TransportError::from)?;
         if let Some(why) = redirect(&response) {
-            return Err(why);
+            return Err(TransportError::from(why).into());
         }
         let status = response.status();
         if status != StatusCode::OK {
-            let bytes = response.bytes().await.map_err(|error| describe(&error))?;
+            let bytes = response.bytes().await.map_err(TransportError::from)?;
             return parse_response::<serde_json::Value>(status, &bytes)
-                .and_then(|_| Err(format!("HTTP {status}")));
+                .and_then(|_| Err(SessionError::NoStream(status)));
         }
         Ok(Box::pin(response.bytes_stream()))
     }
 }
 
-fn parse_response<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Result<T, String> {
+fn parse_response<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Result<T, SessionError> {
     #[derive(Deserialize)]
     struct ErrorBody {
         message: String,
@@ -329,8 +359,6 @@ fn parse_response<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Resu
         return Ok(data);
     }
     let message = serde_json::from_slice::<ErrorBody>(bytes).map(|refused| refused.message);
-    Err(format!(
-        "the gateway refuses ({status}): {}",
-        message.unwrap_or_else(|_| "no reason given".to_owned())
-    ))
+    let message = message.unwrap_or_else(|_| "no reason given".to_owned());
+    Err(SessionError::Refused { status, message })
 }

@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::error::LaunchError;
 use super::spawn::{CommandExit, SpecCommand, environment, run};
-use super::user_files::{FileSum, FileWork, Rights, own_sum};
+use super::user_files::{FileSum, FileWork, Rights, UserFileError, own_sum};
 use crate::agent_protocol::{ConfigState, OwnedSpec};
+use crate::error_chain::chain;
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
 /// Delay of the first check after a start.
@@ -26,11 +28,33 @@ pub fn has_any(spec: &Spec) -> bool {
     spec.control.health_cmd.is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
 }
 
+/// Why a check command did not succeed.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("ended with {code}{}", if text.is_empty() { String::new() } else { format!(": {text}") })]
+    Failed { code: i32, text: String },
+    #[error("timed out after {} s", time.as_secs())]
+    TimedOut { time: Duration },
+}
+
+/// The message of a failed health check.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct HealthFailure(String);
+
+impl HealthFailure {
+    pub fn of(error: &(dyn std::error::Error + 'static)) -> HealthFailure {
+        HealthFailure(chain(error))
+    }
+}
+
 /// The result of one check.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckResult {
     /// The error of health_cmd; `None`: the spec has no health_cmd.
-    pub health: Option<Result<(), String>>,
+    pub health: Option<Result<(), HealthFailure>>,
     pub version: Option<String>,
     pub config: Vec<(String, ConfigState)>,
     /// Sums of the files, so that an unchanged file is not read again.
@@ -51,7 +75,10 @@ pub async fn run_checks(
 ) -> CheckResult {
     let spec = &owned.spec;
     let health = match &spec.control.health_cmd {
-        Some(command) => Some(run_check_command(&key, spec, &rights, pid, command).await.map(|_| ())),
+        Some(command) => {
+            let ran = run_check_command(&key, spec, &rights, pid, command).await;
+            Some(ran.map(|_| ()).map_err(|error| HealthFailure::of(&error)))
+        }
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
@@ -73,7 +100,7 @@ async fn run_check_command(
     rights: &Rights,
     pid: u32,
     command: &str,
-) -> Result<String, String> {
+) -> Result<String, CheckError> {
     let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
     let env = environment(spec, rights, &variables).await?;
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
@@ -83,9 +110,8 @@ async fn run_check_command(
     let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;
     match ended {
         CommandExit::Success => Ok(output.tail(&secrets)),
-        CommandExit::Failure(code, text) if text.is_empty() => Err(format!("ended with {code}")),
-        CommandExit::Failure(code, text) => Err(format!("ended with {code}: {text}")),
-        CommandExit::TimedOut(_) => Err(format!("timed out after {} s", time.as_secs())),
+        CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),
+        CommandExit::TimedOut(_) => Err(CheckError::TimedOut { time }),
     }
 }
 
@@ -107,8 +133,8 @@ async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: FileSums) -> F
     }
     let files: Vec<_> =
         files.into_iter().map(|path| (known.remove(&path), path)).map(|(sum, path)| (path, sum)).collect();
-    let summed =
-        rights.run(FileWork::Sums, "read the configmap files", move |rights| Ok(rights.sums(files))).await;
+    let sum = move |rights: &Rights| Ok::<_, UserFileError>(rights.sums(files));
+    let summed = rights.run(FileWork::Sums, "read the configmap files", sum).await;
     summed.unwrap_or_default().into_iter().filter_map(|(path, sum)| Some((path, sum?))).collect()
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::account::Account;
+use super::account::{Account, AccountError};
 use super::cgroup::Cgroups;
+use super::error::AgentError;
 use super::exit_record::ExitRecords;
 use super::permits::Permits;
 use super::policy::HostPolicy;
@@ -41,18 +42,19 @@ pub struct AgentContext {
 
 impl AgentContext {
     /// The rights for opening a spec's files and running its commands.
-    pub fn rights_of(&self, spec: &Spec) -> Result<Rights, String> {
+    pub fn rights_of(&self, spec: &Spec) -> Result<Rights, AccountError> {
         let account = Account::of(spec)?;
         Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_open_policy)))
     }
 
     /// Runs [`HostPolicy::check`], on a worker thread if the policy resolves paths: a path lookup can block.
-    pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), String> {
+    pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), AgentError> {
         if !self.policy.resolves_paths() {
-            return self.policy.check(key, spec);
+            return Ok(self.policy.check(key, spec)?);
         }
         let rights = self.rights_of(spec)?;
         let (policy, key, spec) = (self.policy.clone(), key.clone(), Arc::clone(spec));
-        rights.run(FileWork::Paths, "check the paths of the spec", move |_| policy.check(&key, &spec)).await
+        let check = move |_: &Rights| Ok(policy.check(&key, &spec)?);
+        rights.run(FileWork::Paths, "check the paths of the spec", check).await
     }
 }

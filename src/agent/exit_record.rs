@@ -56,11 +56,11 @@ impl ExitRecords {
     }
 
     /// Creates an empty record.
-    pub fn create(&self, id: &str) -> Result<File, String> {
+    pub fn create(&self, id: &str) -> Result<File, ExitRecordError> {
         let path = self.path(id);
         let _ = std::fs::remove_file(&path);
         let file = File::options().append(true).create_new(true).mode(0o600).open(&path);
-        file.map_err(|error| format!("cannot create the exit record {}: {error}", path.display()))
+        file.map_err(|source| ExitRecordError::Create { path, source })
     }
 
     pub fn read(&self, id: &str) -> ExitRecord {
@@ -141,11 +141,22 @@ pub fn start_id(launch_id: &str) -> String {
     format!("start-{}", boot_scoped_id(launch_id))
 }
 
+/// Why the exit record of a command cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ExitRecordError {
+    #[error("cannot create the exit record {}: {source}", path.display())]
+    Create { path: PathBuf, source: io::Error },
+    #[error("an earlier launch of this command neither began nor ended")]
+    Stuck,
+    #[error("cannot read the exit record {id} of this command")]
+    Unreadable { id: String },
+}
+
 /// Waits until a launched shell has written its pid. `Empty`: no shell was launched.
 ///
 /// A shell that was launched right before the agent was killed may not have written its first line yet; its environment
 /// identifies it. Before `execve` the open record identifies it.
-pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
+pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitRecord, ExitRecordError> {
     const MAX_WAIT: Duration = Duration::from_secs(5);
     let begun = tokio::time::Instant::now();
     let mut may_begin = true;
@@ -155,7 +166,7 @@ pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitReco
             return Ok(record);
         }
         if begun.elapsed() > MAX_WAIT {
-            return Err("an earlier launch of this command neither began nor ended".to_owned());
+            return Err(ExitRecordError::Stuck);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
         may_begin = is_in_any_environment(id) || records.is_open(id);
@@ -212,13 +223,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let records = ExitRecords::in_folder(folder.path()).expect("a folder");
         drop(records.create("one").expect("a record"));
-        assert_eq!(wait_for_record(&records, "one").await, Ok(ExitRecord::Empty), "no process has it open");
+        let empty = wait_for_record(&records, "one").await.expect("a record");
+        assert_eq!(empty, ExitRecord::Empty, "no process has it open");
         let mut file = records.create("one").expect("a record");
         let later = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             file.write_all(b"pid 17\n0\n").expect("it is written");
         };
-        assert_eq!(tokio::join!(wait_for_record(&records, "one"), later).0, Ok(ExitRecord::Ended(0)));
+        let ended = tokio::join!(wait_for_record(&records, "one"), later).0.expect("a record");
+        assert_eq!(ended, ExitRecord::Ended(0));
     }
 
     #[test]

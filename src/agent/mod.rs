@@ -38,6 +38,7 @@ mod channel;
 mod checks;
 mod clone_exec;
 mod context;
+mod error;
 mod exit_record;
 mod instance;
 mod masking;
@@ -62,7 +63,7 @@ mod user_files;
 mod worker_threads;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,7 +84,7 @@ use self::permits::Permits;
 use self::pools::Pools;
 use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
 use self::recovery::{RecoveredState, Resumption};
-use self::state::{InstanceState, load_all, result_key};
+use self::state::{InstanceState, load_all, load_readable, result_key};
 use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, ToAgent};
 use crate::clock;
 use crate::gse::codes::RowCode;
@@ -122,9 +123,9 @@ impl Supervisor {
         process::set_cloexec();
         crate::malloc::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
-        close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"]).map_err(Error::Disk)?;
-        let exits = ExitRecords::in_folder(folder)
-            .map_err(|error| Error::Disk(format!("{}: {error}", folder.display())))?;
+        close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])
+            .map_err(|error| Error::Unsafe(Arc::new(error)))?;
+        let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let groups = Cgroups::under_own_cgroup(folder);
         let shared = Arc::new(AgentContext {
             store,
@@ -142,7 +143,7 @@ impl Supervisor {
             policy,
             check_interval,
         });
-        tokio::spawn(reaper::reap());
+        reaper::start();
         let mut fences: HashMap<String, u64> =
             load_all::<u64>(&shared.store, keys::FENCE_PREFIX).await?.into_iter().collect();
         fences.retain(|owner, generation| {
@@ -230,7 +231,7 @@ impl Supervisor {
 
     /// Results that no gateway has acknowledged.
     pub async fn unacknowledged_results(&self) -> Result<Vec<OpResult>, Error> {
-        Ok(load_all::<OpResult>(&self.shared.store, keys::RESULT_PREFIX)
+        Ok(load_readable::<OpResult>(&self.shared.store, keys::RESULT_PREFIX)
             .await?
             .into_iter()
             .map(|(_, result)| result)
@@ -398,18 +399,27 @@ pub fn this_host() -> HostKey {
     HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
 }
 
+/// Why an agent has no name.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentNameError {
+    #[error("cannot generate an agent id")]
+    Generate(#[source] std::io::Error),
+    #[error("cannot write {}", file.display())]
+    Write { file: PathBuf, source: std::io::Error },
+}
+
 /// The agent's name: generated once and stored in its folder.
-pub fn agent_name(folder: &Path) -> Result<String, String> {
+pub fn agent_name(folder: &Path) -> Result<String, AgentNameError> {
     let file = folder.join("agent-id");
-    let shown = file.display();
     match std::fs::read_to_string(&file) {
         Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
         _ => {
             let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-            let name =
-                random.map_err(|error| format!("cannot generate an agent id: {error}"))?.trim().to_owned();
-            std::fs::write(&file, &name).map_err(|error| format!("cannot write {shown}: {error}"))?;
-            Ok(name)
+            let name = random.map_err(AgentNameError::Generate)?.trim().to_owned();
+            match std::fs::write(&file, &name) {
+                Ok(()) => Ok(name),
+                Err(source) => Err(AgentNameError::Write { file, source }),
+            }
         }
     }
 }

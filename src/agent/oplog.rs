@@ -13,12 +13,12 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
-use super::state::{load_all, result_key};
+use super::state::{load_each, load_readable, result_key};
 use crate::agent_protocol::{OpRequest, OpResult};
-use crate::clock::BootInstant;
-use crate::store::{Embedded, Error, Store, Txn, keys};
+use crate::clock::{self, BootInstant};
+use crate::store::{Embedded, Entry, Error, Store, Txn, keys};
 
 const TWO_DAYS_MS: i64 = 2 * 86_400_000;
 /// A floor that deletes no record is written this often.
@@ -68,13 +68,19 @@ pub enum LogLookup {
 impl OpLog {
     pub async fn open(store: &Embedded) -> Result<OpLog, Error> {
         let entry = store.get(keys::FLOOR).await?;
-        let floor = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()).unwrap_or_default();
-        let ran = load_all::<AcknowledgedOp>(store, keys::ACKNOWLEDGED_PREFIX)
-            .await?
-            .into_iter()
-            .map(|(op, ran)| (op, (ran.number, ran.at)));
+        let floor = entry.as_ref().map(Entry::decode).transpose()?.unwrap_or_default();
+        let ran = load_each::<AcknowledgedOp>(store, keys::ACKNOWLEDGED_PREFIX).await?.into_iter().map(
+            |(op, ran)| match ran {
+                Ok(ran) => (op, (ran.number, ran.at)),
+                // It ran: it must not run again.
+                Err(error) => {
+                    error!(%error, "cannot read the record of an operation");
+                    (op, (StoreSeq::default(), clock::now().0))
+                }
+            },
+        );
         // The store of an operation from before this start is unknown: its record is deleted by age.
-        let results = load_all::<OpResult>(store, keys::RESULT_PREFIX).await?.into_iter();
+        let results = load_readable::<OpResult>(store, keys::RESULT_PREFIX).await?.into_iter();
         let in_flight = results.map(|(op, result)| (op, StoreSeq { seq: result.seq, store: String::new() }));
         let (in_flight, ran) = (in_flight.collect(), ran.collect());
         Ok(OpLog { in_flight, ran, floor, written: None, store: String::new() })
@@ -128,9 +134,8 @@ impl OpLog {
     /// The result of an operation that ran before.
     pub async fn result(&self, store: &Embedded, op_id: &str) -> Result<Option<OpResult>, Error> {
         let entry = store.get(&ran_key(op_id)).await?;
-        Ok(entry
-            .and_then(|entry| serde_json::from_slice::<AcknowledgedOp>(&entry.value).ok())
-            .map(|ran| ran.result))
+        let ran: Option<AcknowledgedOp> = entry.as_ref().map(Entry::decode).transpose()?;
+        Ok(ran.map(|ran| ran.result))
     }
 
     /// Records acknowledged results. Results of operations that are not in flight (live checks, refusals, repetitions)

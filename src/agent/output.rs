@@ -16,6 +16,11 @@ use super::process::ProcessHandle;
 /// Bytes of output that a message shows.
 const TAIL: u64 = 4096;
 
+/// The output of a command cannot be captured.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot capture the command's output: {0}")]
+pub struct OutputError(#[source] pub std::io::Error);
+
 /// The captured output of one command.
 pub struct Output {
     file: Arc<File>,
@@ -24,7 +29,7 @@ pub struct Output {
 }
 
 impl Output {
-    pub fn new() -> Result<Output, String> {
+    pub fn new() -> Result<Output, OutputError> {
         let made = || -> std::io::Result<Output> {
             let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
             let made = File::from(fd);
@@ -34,7 +39,7 @@ impl Output {
             made.set_permissions(Permissions::from_mode(0o222))?;
             Ok(Output::bounded(own))
         };
-        made().map_err(|error| format!("cannot capture the command's output: {error}"))
+        made().map_err(OutputError)
     }
 
     fn bounded(file: File) -> Output {
@@ -44,9 +49,8 @@ impl Output {
     }
 
     /// A descriptor for the command. It has its own file description, so that its close is detected.
-    pub fn descriptor(&self) -> Result<File, String> {
-        opened_again(&self.file, File::options().append(true))
-            .map_err(|error| format!("cannot capture the command's output: {error}"))
+    pub fn descriptor(&self) -> Result<File, OutputError> {
+        opened_again(&self.file, File::options().append(true)).map_err(OutputError)
     }
 
     /// The inode, by which a later agent verifies the output.

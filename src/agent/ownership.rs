@@ -17,9 +17,58 @@ use super::process::{
     LaunchedProcess, ProcessHandle, ProcessIdentity, launched_processes, parent, runs_program, uids,
 };
 use super::state::ProcessRun;
-use super::user_files::{FileWork, PidEntry, Rights};
+use super::user_files::{FileWork, PidEntry, Rights, UserFileError};
 use crate::model::{InstanceKey, Spec};
-use crate::permissions::{Above, refuse_changeable, user_name};
+use crate::permissions::{Above, PermissionError, refuse_changeable, user_name};
+
+/// Why a process is not claimed or adopted.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnershipError {
+    #[error(transparent)]
+    Files(#[from] UserFileError),
+    /// The pid file is missing, or does not name a process.
+    #[error("{0}")]
+    NotNamed(String),
+    #[error("cannot tell whether the process runs: {0}")]
+    Unknown(#[source] Box<OwnershipError>),
+    #[error("process {0} is gone")]
+    Gone(u32),
+    #[error("process {pid} does not run {program}")]
+    OtherProgram { pid: u32, program: String },
+    #[error("process {0} is held by another instance of this agent")]
+    Claimed(u32),
+    #[error("process {0} is gone, or no handle on it can be opened")]
+    NoHandle(u32),
+    #[error("process {0} is still the process before the restart")]
+    BeforeRestart(u32),
+    #[error("process {pid} does not run as root, and {source}")]
+    NotRoot { pid: u32, source: Box<OwnershipError> },
+    #[error("the pid file of process {0} changed")]
+    PidFileChanged(u32),
+    #[error("process {0} belongs to another launch")]
+    OtherLaunch(u32),
+    #[error(
+        "process {0} was not started by this launch: it is neither in its control group, nor its descendant, nor \
+         carries its launch id"
+    )]
+    NotOfLaunch(u32),
+    #[error("process {pid} runs as user {user}, not as {account}")]
+    WrongUser { pid: u32, user: String, account: String },
+    #[error("its pid file cannot be trusted: {0}")]
+    Untrusted(#[source] PermissionError),
+    #[error("cannot adopt: {0}")]
+    Adopt(#[source] Box<OwnershipError>),
+    #[error("cannot adopt process {pid}: {source}")]
+    AdoptProcess { pid: u32, source: Box<OwnershipError> },
+    #[error("cannot adopt process {0}: its pid file changed during the check")]
+    ChangedDuringCheck(u32),
+    #[error("no process carries a launch id of this instance")]
+    NoLaunchId,
+    #[error("process {pid} does not run in {folder}")]
+    OtherFolder { pid: u32, folder: String },
+    #[error("process {0} may have been started by another user than root")]
+    ForeignEnvironment(u32),
+}
 
 /// Maximum length of a chain of parents.
 const MAX_ANCESTORS: usize = 64;
@@ -47,13 +96,13 @@ pub enum OwnershipProof {
 enum PidFileProcess {
     Found(ProcessIdentity),
     /// No process: the file is missing, or its process is gone or runs another executable.
-    Missing(String),
+    Missing(OwnershipError),
     /// The file cannot be read now: a process may run.
-    Unknown(String),
+    Unknown(OwnershipError),
 }
 
 impl PidFileProcess {
-    fn required(self) -> Result<ProcessIdentity, String> {
+    fn required(self) -> Result<ProcessIdentity, OwnershipError> {
         match self {
             PidFileProcess::Found(identity) => Ok(identity),
             PidFileProcess::Missing(why) | PidFileProcess::Unknown(why) => Err(why),
@@ -61,11 +110,11 @@ impl PidFileProcess {
     }
 
     /// `None`: no process. An error: it is unknown whether one runs.
-    fn if_running(self) -> Result<Option<ProcessIdentity>, String> {
+    fn if_running(self) -> Result<Option<ProcessIdentity>, OwnershipError> {
         match self {
             PidFileProcess::Found(identity) => Ok(Some(identity)),
             PidFileProcess::Missing(_) => Ok(None),
-            PidFileProcess::Unknown(why) => Err(format!("cannot tell whether the process runs: {why}")),
+            PidFileProcess::Unknown(error) => Err(OwnershipError::Unknown(Box::new(error))),
         }
     }
 }
@@ -74,26 +123,28 @@ impl PidFileProcess {
 async fn pid_file_process(spec: &Spec, rights: &Rights) -> PidFileProcess {
     let pid = match rights.read_pid_file(&spec.identity.pid_path).await {
         Ok(PidEntry::Pid(pid)) => pid,
-        Ok(PidEntry::None(why)) => return PidFileProcess::Missing(why),
-        Err(why) => return PidFileProcess::Unknown(why),
+        Ok(PidEntry::None(why)) => return PidFileProcess::Missing(OwnershipError::NotNamed(why)),
+        Err(error) => return PidFileProcess::Unknown(error.into()),
     };
     let Some(identity) = ProcessIdentity::of(pid).filter(ProcessIdentity::is_current) else {
-        return PidFileProcess::Missing(format!("process {pid} is gone"));
+        return PidFileProcess::Missing(OwnershipError::Gone(pid));
     };
     match runs_program(pid, &spec.identity.proc_name) {
         true => PidFileProcess::Found(identity),
-        false => PidFileProcess::Missing(format!("process {pid} does not run {}", spec.identity.proc_name)),
+        false => {
+            let program = spec.identity.proc_name.clone();
+            PidFileProcess::Missing(OwnershipError::OtherProgram { pid, program })
+        }
     }
 }
 
 /// Opens a handle on a process that passed a check, unless the pid was reused or another instance holds the process.
-fn claim_process(identity: &ProcessIdentity) -> Result<ProcessHandle, String> {
+fn claim_process(identity: &ProcessIdentity) -> Result<ProcessHandle, OwnershipError> {
     let pid = identity.pid;
     if identity.is_claimed() {
-        return Err(format!("process {pid} is held by another instance of this agent"));
+        return Err(OwnershipError::Claimed(pid));
     }
-    ProcessHandle::open(identity)
-        .ok_or_else(|| format!("process {pid} is gone, or no handle on it can be opened"))
+    ProcessHandle::open(identity).ok_or(OwnershipError::NoHandle(pid))
 }
 
 /// Claims the main process of a launch, which its pid file names, if it belongs to the launch.
@@ -101,10 +152,10 @@ pub async fn claim_launched(
     spec: &Spec,
     rights: &Rights,
     evidence: &LaunchEvidence<'_>,
-) -> Result<(ProcessHandle, OwnershipProof), String> {
+) -> Result<(ProcessHandle, OwnershipProof), OwnershipError> {
     let identity = pid_file_process(spec, rights).await.required()?;
     if evidence.replaces.is_some_and(|run| run.identity == identity) {
-        return Err(format!("process {} is still the process before the restart", identity.pid));
+        return Err(OwnershipError::BeforeRestart(identity.pid));
     }
     let handle = claim_process(&identity)?;
     let proof = match prove_launch(&identity, rights.account(), evidence)? {
@@ -117,7 +168,7 @@ pub async fn claim_launched(
     // The evidence was read by pid. It belongs to this process only if the pid was not reused in the meantime.
     match identity.is_current() {
         true => Ok((handle, proof)),
-        false => Err(format!("process {} is gone", identity.pid)),
+        false => Err(OwnershipError::Gone(identity.pid)),
     }
 }
 
@@ -134,20 +185,18 @@ async fn refuse_foreign_claim(
     identity: &ProcessIdentity,
     spec: &Spec,
     rights: &Rights,
-) -> Result<(), String> {
+) -> Result<(), OwnershipError> {
     let pid = identity.pid;
     if rights.account().uid() != 0 || uids(pid).is_some_and(|ids| ids[0] == 0) {
         return Ok(());
     }
     refuse_pid_file(spec, rights)
         .await
-        .map_err(|why| format!("process {pid} does not run as root, and {why}"))?;
+        .map_err(|error| OwnershipError::NotRoot { pid, source: Box::new(error) })?;
     // Read again after the check of its permissions: another user may have written the file before.
     match pid_file_process(spec, rights).await {
         PidFileProcess::Found(again) if again == *identity => Ok(()),
-        PidFileProcess::Found(_) | PidFileProcess::Missing(_) => {
-            Err(format!("the pid file of process {pid} changed"))
-        }
+        PidFileProcess::Found(_) | PidFileProcess::Missing(_) => Err(OwnershipError::PidFileChanged(pid)),
         PidFileProcess::Unknown(why) => Err(why),
     }
 }
@@ -156,7 +205,7 @@ fn prove_launch(
     identity: &ProcessIdentity,
     account: &Account,
     evidence: &LaunchEvidence<'_>,
-) -> Result<ProofStrength, String> {
+) -> Result<ProofStrength, OwnershipError> {
     let pid = identity.pid;
     refuse_user(pid, account)?;
     let in_group = |group: Option<&Cgroup>| group.is_some_and(|group| group.processes().contains(&pid));
@@ -180,30 +229,25 @@ fn prove_launch(
             return Ok(ProofStrength::Proven(OwnershipProof::Replaced));
         }
         Some(id) if id != evidence.launch_id && Some(id) != replaced_id => {
-            return Err(format!("process {pid} belongs to another launch"));
+            return Err(OwnershipError::OtherLaunch(pid));
         }
         Some(_) | None => {}
     }
     let proof = descends(identity, evidence.since, replaced.map(|run| &run.identity));
-    proof.map(ProofStrength::Descends).ok_or_else(|| {
-        format!(
-            "process {pid} was not started by this launch: it is neither in its control group, nor its descendant, nor \
-             carries its launch id"
-        )
-    })
+    proof.map(ProofStrength::Descends).ok_or(OwnershipError::NotOfLaunch(pid))
 }
 
 /// Refuses a process whose real user is not the account. A root account matches every user: it may drop privileges.
-fn refuse_user(pid: u32, account: &Account) -> Result<(), String> {
-    let ids = uids(pid).ok_or_else(|| format!("process {pid} is gone"))?;
+fn refuse_user(pid: u32, account: &Account) -> Result<(), OwnershipError> {
+    let ids = uids(pid).ok_or(OwnershipError::Gone(pid))?;
     match account.uid() == 0 || ids[0] == account.uid() {
         true => Ok(()),
         false => Err(wrong_user(pid, ids[0], account)),
     }
 }
 
-fn wrong_user(pid: u32, uid: u32, account: &Account) -> String {
-    format!("process {pid} runs as user {}, not as {}", user_name(uid), account.name())
+fn wrong_user(pid: u32, uid: u32, account: &Account) -> OwnershipError {
+    OwnershipError::WrongUser { pid, user: user_name(uid), account: account.name().to_owned() }
 }
 
 /// Whether the chain of parents leads to the agent or to the replaced process. No process of the chain may be older than
@@ -237,7 +281,7 @@ fn descends(
 /// opens no handle on it: only adoption does.
 ///
 /// An error: it is unknown whether one runs.
-pub async fn foreign_pid(spec: &Spec, rights: &Rights) -> Result<Option<u32>, String> {
+pub async fn foreign_pid(spec: &Spec, rights: &Rights) -> Result<Option<u32>, OwnershipError> {
     let is_foreign = |identity: &ProcessIdentity| {
         !identity.is_claimed() && refuse_user(identity.pid, rights.account()).is_ok()
     };
@@ -252,7 +296,7 @@ pub async fn find_orphan(
     key: &InstanceKey,
     spec: &Spec,
     rights: &Rights,
-) -> Result<Option<(ProcessHandle, String)>, String> {
+) -> Result<Option<(ProcessHandle, String)>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let launched = LaunchedProcess::of(identity.pid).filter(|launched| launched.instance == key.to_string());
     let is_own =
@@ -266,33 +310,35 @@ pub async fn find_orphan(
 }
 
 /// Adopts a daemon that the agent did not launch, on an explicit operation. `None`: no process runs.
-pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, String> {
+pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let (pid, account) = (identity.pid, rights.account());
-    let handle = claim_process(&identity).map_err(|why| format!("cannot adopt: {why}"))?;
+    let handle = claim_process(&identity).map_err(|error| OwnershipError::Adopt(Box::new(error)))?;
     let real = uids(pid).map(|ids| ids[0]);
     if real != Some(account.uid()) {
-        let why = real.map_or(format!("process {pid} is gone"), |real| wrong_user(pid, real, account));
-        return Err(format!("cannot adopt: {why}"));
+        let why = real.map_or(OwnershipError::Gone(pid), |real| wrong_user(pid, real, account));
+        return Err(OwnershipError::Adopt(Box::new(why)));
     }
-    refuse_pid_file(spec, rights).await.map_err(|why| format!("cannot adopt process {pid}: {why}"))?;
+    refuse_pid_file(spec, rights)
+        .await
+        .map_err(|error| OwnershipError::AdoptProcess { pid, source: Box::new(error) })?;
     // Read again after the check of its permissions: another user may have written the file before.
     match pid_file_process(spec, rights).await.required() {
         Ok(again) if again == identity => Ok(Some(handle)),
-        Ok(_) | Err(_) => Err(format!("cannot adopt process {pid}: its pid file changed during the check")),
+        Ok(_) | Err(_) => Err(OwnershipError::ChangedDuringCheck(pid)),
     }
 }
 
 /// Refuses a pid file that another user can write: that user could name any process.
-async fn refuse_pid_file(spec: &Spec, rights: &Rights) -> Result<(), String> {
+async fn refuse_pid_file(spec: &Spec, rights: &Rights) -> Result<(), OwnershipError> {
     let path = PathBuf::from(&spec.identity.pid_path);
     let check = move |rights: &Rights| refuse_changeable_pid_file(&path, rights.account());
     rights.run(FileWork::Paths, "check the permissions of pid_path", check).await
 }
 
 /// Checks the permissions of a pid file. Blocks.
-fn refuse_changeable_pid_file(path: &Path, account: &Account) -> Result<(), String> {
-    let refused = |why: String| format!("its pid file cannot be trusted: {why}");
+fn refuse_changeable_pid_file(path: &Path, account: &Account) -> Result<(), OwnershipError> {
+    let refused = OwnershipError::Untrusted;
     refuse_changeable(path, account.uid(), Above::Owned).map_err(refused)?;
     // In a sticky directory that all users can write, another user can create the file.
     match path.parent() {
@@ -353,7 +399,7 @@ pub async fn find_unrecorded(
     rights: &Rights,
     unclaimed: &[LaunchedProcess],
     renamed: bool,
-) -> Result<(ProcessHandle, String), String> {
+) -> Result<(ProcessHandle, String), OwnershipError> {
     let named_pid = pid_file_process(spec, rights).await.required().ok().map(|identity| identity.pid);
     let candidates = unclaimed.iter().filter(|one| match renamed {
         false => one.instance == key.to_string(),
@@ -363,7 +409,7 @@ pub async fn find_unrecorded(
             was.is_some_and(|was| was != *key && was.host == key.host) && Some(one.identity.pid) == named_pid
         }
     });
-    let mut why = "no process carries a launch id of this instance".to_owned();
+    let mut why = OwnershipError::NoLaunchId;
     let mut fitting: Vec<&LaunchedProcess> = Vec::new();
     for one in candidates {
         match check_candidate(one, spec, rights, renamed).await {
@@ -374,7 +420,7 @@ pub async fn find_unrecorded(
     let pids: Vec<u32> = fitting.iter().map(|one| one.identity.pid).collect();
     let main = main_process(&pids, spec, rights).await.ok_or(why)?;
     let launch_id = fitting.iter().find(|one| one.identity == main).map(|one| one.launch_id.clone());
-    let launch_id = launch_id.ok_or_else(|| format!("process {} is gone", main.pid))?;
+    let launch_id = launch_id.ok_or(OwnershipError::Gone(main.pid))?;
     Ok((claim_process(&main)?, launch_id))
 }
 
@@ -383,7 +429,7 @@ async fn check_candidate(
     spec: &Spec,
     rights: &Rights,
     renamed: bool,
-) -> Result<(), String> {
+) -> Result<(), OwnershipError> {
     let (identity, setup_path) = (one.identity.clone(), spec.identity.setup_path.clone());
     let check = move |rights: &Rights| check_folder(&identity, &setup_path, rights.account());
     rights.run(FileWork::Paths, "check setup_path", check).await?;
@@ -392,14 +438,18 @@ async fn check_candidate(
     }
     match one.identity.is_current() {
         true => Ok(()),
-        false => Err(format!("process {} is gone", one.identity.pid)),
+        false => Err(OwnershipError::Gone(one.identity.pid)),
     }
 }
 
 /// Checks the user, the environment and the working directory of a process. Blocks.
-fn check_folder(identity: &ProcessIdentity, setup_path: &str, account: &Account) -> Result<(), String> {
+fn check_folder(
+    identity: &ProcessIdentity,
+    setup_path: &str,
+    account: &Account,
+) -> Result<(), OwnershipError> {
     let pid = identity.pid;
-    let ids = uids(pid).ok_or_else(|| format!("process {pid} is gone"))?;
+    let ids = uids(pid).ok_or(OwnershipError::Gone(pid))?;
     if ids[0] != account.uid() {
         return Err(wrong_user(pid, ids[0], account));
     }
@@ -411,16 +461,16 @@ fn check_folder(identity: &ProcessIdentity, setup_path: &str, account: &Account)
     let expected = std::fs::canonicalize(setup_path).ok();
     match cwd.is_some() && cwd == expected {
         true => Ok(()),
-        false => Err(format!("process {pid} does not run in {setup_path}")),
+        false => Err(OwnershipError::OtherFolder { pid, folder: setup_path.to_owned() }),
     }
 }
 
 /// Refuses a root process that another user may have started by a set-user-ID program: that user set its environment.
-fn refuse_foreign_environment(pid: u32, ids: [u32; 4]) -> Result<(), String> {
+fn refuse_foreign_environment(pid: u32, ids: [u32; 4]) -> Result<(), OwnershipError> {
     use std::os::unix::fs::MetadataExt;
     let set_uid = std::fs::metadata(format!("/proc/{pid}/exe")).map(|meta| meta.mode() & 0o4000 != 0);
     match ids == [0; 4] && matches!(set_uid, Ok(false)) {
         true => Ok(()),
-        false => Err(format!("process {pid} may have been started by another user than root")),
+        false => Err(OwnershipError::ForeignEnvironment(pid)),
     }
 }

@@ -9,12 +9,49 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use tracing::{info, warn};
 
-use super::account::Account;
+use super::account::{Account, AccountError};
 use crate::model::{EnvValue, InstanceKey, Spec, glob};
-use crate::permissions::{Above, own_uid, refuse_changeable, resolved};
+use crate::permissions::{Above, PermissionError, own_uid, refuse_changeable, resolved};
 
 /// The default policy file.
 pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
+
+/// Why the policy file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    #[error("host policy {}: cannot read the file", file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("host policy {}", file.display())]
+    Unsafe { file: PathBuf, source: PermissionError },
+    #[error("host policy {}: not a regular file", file.display())]
+    NotAFile { file: PathBuf },
+    #[error("host policy {}", file.display())]
+    Yaml { file: PathBuf, source: serde_yaml::Error },
+    #[error("host policy {}: {rule}: {} is not an absolute path without `..`", file.display(), path.display())]
+    Path { file: PathBuf, rule: &'static str, path: PathBuf },
+}
+
+/// Why an instance may not be launched or adopted on this host.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyRefusal {
+    #[error(transparent)]
+    Account(#[from] AccountError),
+    #[error("host policy {}: {rule}", file.display())]
+    Rule { file: PathBuf, rule: RefusingRule },
+}
+
+/// The rule that refuses an instance.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusingRule {
+    #[error("root: user {name:?} (uid 0) is not allowed")]
+    Root { name: String },
+    #[error("users: user {name:?} is not allowed")]
+    Users { name: String },
+    #[error("namespaces: namespace {namespace:?} is not allowed")]
+    Namespaces { namespace: String },
+    #[error("paths: {field} {path} is not below an allowed path")]
+    Paths { field: &'static str, path: String },
+}
 
 /// The rules of a host. An unset rule allows everything, except that root opens no file for another user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,29 +78,31 @@ struct PolicyFile {
 
 impl HostPolicy {
     /// Reads the named file, or the default one, which may be missing.
-    pub fn read(named: Option<&Path>) -> Result<HostPolicy, String> {
+    pub fn read(named: Option<&Path>) -> Result<HostPolicy, PolicyError> {
         let file = named.unwrap_or(Path::new(DEFAULT_FILE));
         // A dangling link does not count as a missing file.
         if named.is_none() && std::fs::symlink_metadata(file).is_err_and(is_missing) {
             return Ok(HostPolicy::default());
         }
-        let failed = |why: String| format!("host policy {}: {why}", file.display());
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| failed(format!("cannot read the file: {error}")))?;
-        let meta = refuse_changeable(file, own_uid(), Above::Owned).map_err(failed)?;
+        let read = || file.to_owned();
+        let text =
+            std::fs::read_to_string(file).map_err(|source| PolicyError::Read { file: read(), source })?;
+        let meta = refuse_changeable(file, own_uid(), Above::Owned)
+            .map_err(|source| PolicyError::Unsafe { file: read(), source })?;
         if !meta.is_file() {
-            return Err(failed("not a regular file".to_owned()));
+            return Err(PolicyError::NotAFile { file: read() });
         }
-        HostPolicy::parse(file, &text).map_err(failed)
+        HostPolicy::parse(file, &text)
     }
 
-    fn parse(file: &Path, text: &str) -> Result<HostPolicy, String> {
-        let rules: Option<PolicyFile> = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+    fn parse(file: &Path, text: &str) -> Result<HostPolicy, PolicyError> {
+        let rules: Option<PolicyFile> = serde_yaml::from_str(text)
+            .map_err(|source| PolicyError::Yaml { file: file.to_owned(), source })?;
         let rules = rules.unwrap_or_default();
         let paths = rules.paths.iter().flatten().map(|path| ("paths", path));
         for (rule, path) in paths.chain(rules.root_opens.iter().map(|path| ("root_opens", path))) {
             if resolved(path).is_none() {
-                return Err(format!("{rule}: {} is not an absolute path without `..`", path.display()));
+                return Err(PolicyError::Path { file: file.to_owned(), rule, path: path.clone() });
             }
         }
         Ok(HostPolicy { file: file.to_owned(), rules })
@@ -80,7 +119,7 @@ impl HostPolicy {
     }
 
     /// Checks whether the instance may be launched or adopted with this spec. A refusal names the first rule, and is logged.
-    pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), String> {
+    pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), PolicyRefusal> {
         match self.refusals(key, spec).into_iter().next() {
             Some(refused) => {
                 warn!(instance = %key, why = %refused, "launch or adoption refused");
@@ -91,18 +130,18 @@ impl HostPolicy {
     }
 
     /// Every rule that refuses this instance, each named.
-    pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<String> {
+    pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<PolicyRefusal> {
         if self.rules == PolicyFile::default() {
             return Vec::new();
         }
         let account = match Account::of(spec) {
             Ok(account) => account,
-            Err(why) => return vec![why],
+            Err(error) => return vec![error.into()],
         };
         let user = self.check_user(account.name(), account.uid()).err();
         let namespace = self.check_namespace(&key.namespace.to_string()).err();
         let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec));
-        refused.map(|why| format!("host policy {}: {why}", self.file.display())).collect()
+        refused.map(|rule| PolicyRefusal::Rule { file: self.file.clone(), rule }).collect()
     }
 
     /// Whether a check resolves paths, which may block on a file system.
@@ -110,28 +149,28 @@ impl HostPolicy {
         self.rules.paths.is_some()
     }
 
-    fn check_user(&self, name: &str, uid: u32) -> Result<(), String> {
+    fn check_user(&self, name: &str, uid: u32) -> Result<(), RefusingRule> {
         let PolicyFile { users, root, .. } = &self.rules;
         match (uid == 0, root, users) {
             (true, Some(true), _) => Ok(()),
-            (true, Some(false), _) => Err(format!("root: user {name:?} (uid 0) is not allowed")),
+            (true, Some(false), _) => Err(RefusingRule::Root { name: name.to_owned() }),
             (_, _, None) => Ok(()),
             (true, None, Some(users)) if users.iter().any(|one| one == name) => Ok(()),
             (false, _, Some(users)) if users.iter().any(|one| glob(one, name)) => Ok(()),
-            (_, _, Some(_)) => Err(format!("users: user {name:?} is not allowed")),
+            (_, _, Some(_)) => Err(RefusingRule::Users { name: name.to_owned() }),
         }
     }
 
-    fn check_namespace(&self, namespace: &str) -> Result<(), String> {
+    fn check_namespace(&self, namespace: &str) -> Result<(), RefusingRule> {
         match &self.rules.namespaces {
             Some(allowed) if !allowed.iter().any(|one| glob(one, namespace)) => {
-                Err(format!("namespaces: namespace {namespace:?} is not allowed"))
+                Err(RefusingRule::Namespaces { namespace: namespace.to_owned() })
             }
             Some(_) | None => Ok(()),
         }
     }
 
-    fn refused_paths(&self, spec: &Spec) -> Vec<String> {
+    fn refused_paths(&self, spec: &Spec) -> Vec<RefusingRule> {
         let Some(allowed) = &self.rules.paths else { return Vec::new() };
         let identity = &spec.identity;
         let mut named = vec![
@@ -148,7 +187,7 @@ impl HostPolicy {
         let paths = named.into_iter().filter_map(|(field, path)| Some((field, path?)));
         paths
             .filter(|(_, path)| !path.is_empty() && !is_below(Path::new(path), allowed))
-            .map(|(field, path)| format!("paths: {field} {path} is not below an allowed path"))
+            .map(|(field, path)| RefusingRule::Paths { field, path: path.to_owned() })
             .collect()
     }
 
@@ -184,7 +223,7 @@ mod tests {
         spec.identity.user = Some("root".to_owned());
         change(&mut spec);
         let key: InstanceKey = "0:127.0.0.1:web:api".parse().expect("a key");
-        policy(text).check(&key, &Arc::new(spec)).err().unwrap_or_default()
+        policy(text).check(&key, &Arc::new(spec)).err().map(|refusal| refusal.to_string()).unwrap_or_default()
     }
 
     #[test]
@@ -221,6 +260,7 @@ mod tests {
         spec.identity.pid_path = "/run/api.pid".to_owned();
         let key: InstanceKey = "0:127.0.0.1:web:api".parse().expect("a key");
         let all = policy("{users: [], namespaces: [db], paths: [/opt]}").refusals(&key, &spec);
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
         let rules: Vec<&str> = all.iter().filter_map(|why| why.split(": ").nth(1)).collect();
         assert_eq!(rules, ["users", "namespaces", "paths", "paths"], "{all:?}");
         assert!(all[3].contains("pid_path /run/api.pid"), "{all:?}");

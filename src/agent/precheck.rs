@@ -8,7 +8,8 @@ use std::path::Path;
 
 use super::account::Account;
 use super::policy::HostPolicy;
-use super::state::{InstanceState, load_all};
+use super::state::{InstanceState, load_readable};
+use crate::error_chain::chain;
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error, keys};
 
@@ -23,11 +24,11 @@ pub struct RefusedInstance {
 pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec<RefusedInstance>, Error> {
     let file = folder.join("agent.db");
     if !file.is_file() {
-        return Err(Error::Disk(format!("{} does not exist", file.display())));
+        return Err(Error::Missing { file: file.display().to_string() });
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();
-    for (name, state) in load_all::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
+    for (name, state) in load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
         let reasons = reasons(&instance, &given.spec, policy);
         if !reasons.is_empty() {
@@ -41,9 +42,9 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
 fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
     let account = match Account::of(spec) {
         Ok(account) => account,
-        Err(why) => return vec![why],
+        Err(error) => return vec![chain(&error)],
     };
-    let mut reasons = policy.refusals(key, spec);
+    let mut reasons: Vec<String> = policy.refusals(key, spec).iter().map(|refusal| chain(refusal)).collect();
     let mut check = |field: &str, path: &str, access: PathAccess| {
         if !allows(&account, Path::new(path), access) {
             let what = match access {

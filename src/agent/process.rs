@@ -13,6 +13,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
+use super::clone_exec::{SpawnedProcess, held_descriptor};
 use super::reaper;
 use crate::proc::ProcStat;
 pub use crate::proc::boot_id;
@@ -91,14 +92,15 @@ impl ProcessHandle {
             .then(|| ProcessHandle { fd, identity: identity.clone() })
     }
 
-    /// Claims a child of the agent that has not been reaped, so that its pid is not reused.
+    /// Opens a handle on a claimed child of the agent that has not been reaped, so that its pid is not reused.
     /// On failure the child is killed: no instance could stop it later.
-    pub fn from_child(pid: u32, fd: OwnedFd) -> Option<ProcessHandle> {
-        let Some(identity) = ProcessIdentity::of(pid) else {
+    pub fn from_child(child: SpawnedProcess) -> Option<ProcessHandle> {
+        let SpawnedProcess { pid, started, fd } = child;
+        let Some(started) = started else {
             kill_unclaimed(pid, &fd);
             return None;
         };
-        reaper::claim(identity.pid, identity.started);
+        let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started };
         let Some(fd) = register_fd(fd) else {
             // The child is claimed and therefore not reaped: the pid is still its own.
             let _ =
@@ -163,7 +165,7 @@ pub fn set_cloexec() {
 
 fn register_fd(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open and keeps its number as long as it lives.
-    unsafe { AsyncFd::register(fd) }.ok()
+    unsafe { AsyncFd::register(held_descriptor(fd)) }.ok()
 }
 
 /// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script.

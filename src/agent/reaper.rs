@@ -5,16 +5,20 @@
 //! claimed yet; the reaper skips both and reaps the others.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::warn;
 
 /// Processes that an instance or a command of one holds, by pid and start time.
 static CLAIMED: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
 /// Read-locked by each launch until its process is claimed; write-locked by the reaper.
 static SPAWN_LOCK: RwLock<()> = RwLock::new(());
+/// Number of launches so far, for a reaper that waits for the first child.
+static SPAWNS: Mutex<u64> = Mutex::new(0);
+static SPAWNED: Condvar = Condvar::new();
+/// Stack of the reaper's thread.
+const STACK: usize = 128 << 10;
 
 fn claimed() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
     CLAIMED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -46,22 +50,63 @@ pub fn spawn_guard() -> RwLockReadGuard<'static, ()> {
 /// Wait before the next pass while an ended process is left to its holder.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Reaps orphans until the runtime ends.
-pub async fn reap() {
+/// Becomes the subreaper of this process's descendants, and reaps orphans on a thread of its own as long as this process
+/// lives: a task would be woken for each process that ends, before the instance task that has to relaunch it.
+pub fn start() {
+    static STARTED: Once = Once::new();
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         warn!(%error, "cannot become subreaper: orphaned descendants go to pid 1");
     }
-    let Ok(mut ended) = signal(SignalKind::child()) else { return };
-    loop {
-        let mut skip_held = false;
-        while reap_orphans(skip_held) {
-            tokio::time::sleep(RETRY_INTERVAL).await;
-            skip_held = true;
+    STARTED.call_once(|| {
+        let thread = std::thread::Builder::new().name("reaper".to_owned()).stack_size(STACK);
+        if let Err(error) = thread.spawn(reap) {
+            warn!(%error, "cannot start the reaper: ended orphans remain as zombies");
         }
-        if ended.recv().await.is_none() {
-            return;
+    });
+}
+
+fn reap() {
+    loop {
+        let spawns = *SPAWNS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match wait_for_end() {
+            Err(libc::ECHILD) => wait_for_spawn_after(spawns),
+            Err(_) => std::thread::sleep(RETRY_INTERVAL),
+            Ok(()) => {
+                let mut skip_held = false;
+                while reap_orphans(skip_held) {
+                    std::thread::sleep(RETRY_INTERVAL);
+                    skip_held = true;
+                }
+            }
         }
     }
+}
+
+/// Waits until a child has ended, without reaping it. An error: the number of the system's error.
+fn wait_for_end() -> Result<(), i32> {
+    // SAFETY: the kernel fills in a local siginfo, which is not used.
+    let result = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOWAIT)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+    }
+}
+
+/// Without any child there is nothing to wait for: only a launch brings children.
+fn wait_for_spawn_after(spawns: u64) {
+    let mut now = SPAWNS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    while *now == spawns {
+        now = SPAWNED.wait(now).unwrap_or_else(|poisoned| poisoned.into_inner());
+    }
+}
+
+/// Tells the reaper that there is a new child.
+pub fn spawned() {
+    *SPAWNS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) += 1;
+    SPAWNED.notify_one();
 }
 
 /// Reaps ended orphans. True: an ended process remains for its holder. The kernel returns the same ended child until it is

@@ -16,13 +16,13 @@ use super::instance::{OpReply, done, failed};
 use super::ownership::{self, InterruptedLaunch};
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
-    InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_all, pending_key, result_key,
-    state_key,
+    InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
+    result_key, state_key,
 };
 use crate::agent_protocol::{OpResult, OwnedSpec};
 use crate::clock;
 use crate::model::{AutoType, InstanceKey, StartMode};
-use crate::store::{Error, Store, Txn, keys};
+use crate::store::{Error, Store, Txn, decode, keys};
 
 /// Number of changes that are read from the log of the store, which keeps slightly more.
 const LOGGED_CHANGES: u64 = 90_000;
@@ -65,15 +65,15 @@ pub struct Resumption {
 /// Reads the store, and resolves the launches whose outcome was not written.
 pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
     let mut states: HashMap<InstanceKey, InstanceState> =
-        by_instance(load_all(&shared.store, keys::INSTANCE_STATE_PREFIX).await?);
+        by_instance(load_readable(&shared.store, keys::INSTANCE_STATE_PREFIX).await?);
     let mut pending: HashMap<InstanceKey, Resumption> =
-        by_instance::<PendingOperation>(load_all(&shared.store, keys::PENDING_OPERATION_PREFIX).await?)
+        by_instance::<PendingOperation>(load_readable(&shared.store, keys::PENDING_OPERATION_PREFIX).await?)
             .into_iter()
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
     mark_dormant(shared, &mut states).await?;
     let intents: HashMap<InstanceKey, LaunchIntent> =
-        by_instance(load_all(&shared.store, keys::LAUNCH_INTENT_PREFIX).await?);
+        by_instance(load_readable(&shared.store, keys::LAUNCH_INTENT_PREFIX).await?);
     let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
         .into_iter()
         .partition(|(instance, intent)| continues_launch(intent, pending.contains_key(instance)));
@@ -116,7 +116,8 @@ async fn mark_dormant(
     let mut ended_supervised: HashMap<InstanceKey, (bool, bool)> = HashMap::new();
     for change in changes {
         let instance = keys::instance_state_of(&change.key);
-        let state = change.value.and_then(|value| serde_json::from_slice::<InstanceState>(&value).ok());
+        // A state that does not parse was logged when it was loaded.
+        let state = change.value.and_then(|value| decode::<InstanceState>(&change.key, &value).ok());
         let (Some(instance), Some(state)) = (instance, state) else { continue };
         let (was_running, supervised) = ended_supervised.entry(instance).or_insert((false, true));
         // Counts only an end that is in the log: its first state may be any.

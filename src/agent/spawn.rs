@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,13 @@ use rustix::process::Signal;
 
 use super::account::Account;
 use super::cgroup::Cgroup;
-use super::clone_exec::{self, ExecRequest, ExecStage, VforkGuard};
+use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, VforkGuard};
+use super::error::LaunchError;
 use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
-use super::output::Output;
+use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
-use super::user_files::{self, MAX_PER_USER, PidFile, Rights};
+use super::user_files::{self, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
 /// Variables that identify launched processes to the agent. A spec cannot set them.
@@ -42,7 +43,7 @@ pub async fn environment(
     spec: &Spec,
     rights: &Rights,
     launch_variables: &[(&str, String)],
-) -> Result<Environment, String> {
+) -> Result<Environment, LaunchError> {
     let account = rights.account();
     let mut secrets = SecretTexts::default();
     let mut env = BTreeMap::from([
@@ -68,12 +69,12 @@ pub async fn environment(
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
             EnvValue::Digest(_) => {
-                return Err(format!("env {name}: the value of the secret is not available"));
+                return Err(LaunchError::NoSecret { name: name.clone() });
             }
             EnvValue::File(_) => values.remove(name).unwrap_or_default(),
         };
         if name.contains('\0') || value.contains('\0') {
-            return Err(format!("env {name:?} contains a NUL byte"));
+            return Err(LaunchError::NulInEnv { name: name.clone() });
         }
         if is_secret {
             secrets.add(&value);
@@ -95,10 +96,10 @@ pub enum Sink {
 }
 
 /// Maximum duration of a launch: opening its files, clone and `execve`.
-const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
+pub const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum wait for the user's permit: longer than [`LAUNCH_TIMEOUT`], since a long queue of successful launches is not an
 /// error.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+pub const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One launch. Its files are opened after it has its user's permit: any number of launches may wait for one.
 pub struct Launch {
@@ -125,36 +126,30 @@ struct LaunchFiles {
 /// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
 /// id.
 struct UnclaimedProcess {
-    pid: u32,
-    fd: Option<OwnedFd>,
+    process: Option<SpawnedProcess>,
     timed_out: Arc<AtomicBool>,
 }
 
 impl UnclaimedProcess {
     fn into_handle(mut self) -> Option<ProcessHandle> {
-        ProcessHandle::from_child(self.pid, self.fd.take()?)
+        ProcessHandle::from_child(self.process.take()?)
     }
 }
 
 impl Drop for UnclaimedProcess {
     fn drop(&mut self) {
         if self.timed_out.load(Ordering::Acquire) {
-            self.fd.iter().for_each(|fd| kill_unclaimed(self.pid, fd));
+            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
         }
     }
 }
 
 impl Launch {
     /// Launches the process on a worker thread. It is claimed from its creation on.
-    pub async fn spawn(self) -> Result<ProcessHandle, String> {
+    pub async fn spawn(self) -> Result<ProcessHandle, LaunchError> {
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
-        let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await.map_err(|_| {
-            format!(
-                "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
-                 in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
-                QUEUE_TIMEOUT.as_secs()
-            )
-        })?;
+        let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await;
+        let Ok(permit) = permit else { return Err(LaunchError::Queue { command, user }) };
         let vfork = Arc::new(VforkGuard::default());
         let timed_out = Arc::new(AtomicBool::new(false));
         let (send, mut receive) = tokio::sync::oneshot::channel();
@@ -163,43 +158,34 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // Released by the thread, so that stuck launches count against their user.
             drop(permit);
-            let unclaimed = |(pid, fd)| UnclaimedProcess { pid, fd: Some(fd), timed_out: gave_up };
+            let unclaimed = |process| UnclaimedProcess { process: Some(process), timed_out: gave_up };
             drop(send.send(launched.map(unclaimed)));
         };
         user_files::spawn_thread(work)?;
         // By reference: a result that arrives at the last moment is dropped after `timed_out` is set, and so killed.
         match tokio::time::timeout(LAUNCH_TIMEOUT, &mut receive).await {
-            Ok(Ok(launched)) => launched?.into_handle().ok_or_else(|| {
-                format!(
-                    "cannot run {command:?} as user {user:?}: cannot open a handle on the process; it was killed"
-                )
-            }),
-            Ok(Err(_)) => {
-                Err(format!("cannot run {command:?} as user {user:?}: the launching thread failed"))
-            }
+            Ok(Ok(launched)) => launched?.into_handle().ok_or(LaunchError::NoHandle { command, user }),
+            Ok(Err(_)) => Err(LaunchError::ThreadFailed { command, user }),
             Err(_) => {
                 timed_out.store(true, Ordering::Release);
                 vfork.end();
-                Err(format!(
-                    "cannot run {command:?} as user {user:?}: no answer within {} s",
-                    LAUNCH_TIMEOUT.as_secs()
-                ))
+                Err(LaunchError::TimedOut { command, user })
             }
         }
     }
 
-    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<SpawnedProcess, LaunchError> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
-            return Err("the launch timed out".to_owned());
+            return Err(LaunchError::GivenUp);
         }
         let spawned = self.exec_or_shell(&opened, vfork);
-        let written = spawned.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
-            Ok(()) => Ok((pid, fd)),
+        let written = spawned.and_then(|process| match self.name(pid_file.as_ref(), process.pid) {
+            Ok(()) => Ok(process),
             Err(why) => {
-                kill_and_reap(pid, &fd);
+                kill_and_reap(&process);
                 Err(why)
             }
         });
@@ -209,18 +195,16 @@ impl Launch {
         written
     }
 
-    fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), String> {
-        pid_file.map_or(Ok(()), |file| self.rights.write_pid_file(file, pid))
+    fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), LaunchError> {
+        pid_file.map_or(Ok(()), |file| Ok(self.rights.write_pid_file(file, pid)?))
     }
 
-    fn open(&self) -> Result<LaunchFiles, String> {
+    fn open(&self) -> Result<LaunchFiles, LaunchError> {
         let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|error| format!("cannot open /dev/null: {error}"))?;
+        let null = null.map_err(LaunchError::Null)?;
         let output = match &self.output {
             Sink::Nowhere => None,
-            Sink::Memory(file) => Some(
-                file.try_clone().map_err(|error| format!("cannot capture the command's output: {error}"))?,
-            ),
+            Sink::Memory(file) => Some(file.try_clone().map_err(OutputError)?),
             Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
@@ -228,7 +212,7 @@ impl Launch {
     }
 
     /// Executes the command directly if possible, by a shell if necessary.
-    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<(u32, OwnedFd), String> {
+    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<SpawnedProcess, LaunchError> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
@@ -246,11 +230,11 @@ impl Launch {
             }
             begun => begun,
         }
-        .map_err(|(stage, error)| self.explain(stage, &error))
+        .map_err(|(stage, error)| self.explain(stage, error))
     }
 
     /// The candidate paths of a program, like the search of PATH by a shell.
-    fn search_path(&self, program: &str) -> Result<Vec<CString>, String> {
+    fn search_path(&self, program: &str) -> Result<Vec<CString>, LaunchError> {
         if program.contains('/') {
             return Ok(vec![c_string(program)?]);
         }
@@ -265,8 +249,8 @@ impl Launch {
         vfork: &VforkGuard,
         programs: Vec<CString>,
         words: &[String],
-    ) -> Result<(u32, OwnedFd), (ExecStage, std::io::Error)> {
-        let wrong = |why: String| (ExecStage::Program, std::io::Error::other(why));
+    ) -> Result<SpawnedProcess, (ExecStage, std::io::Error)> {
+        let wrong = |error: LaunchError| (ExecStage::Program, std::io::Error::other(error));
         let texts = |texts: &[String]| {
             texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(wrong)
         };
@@ -288,35 +272,33 @@ impl Launch {
         request.spawn(vfork)
     }
 
-    fn explain(&self, stage: ExecStage, error: &std::io::Error) -> String {
-        let (command, folder, name) = (&self.command, self.folder.display(), self.rights.account().name());
+    fn explain(&self, stage: ExecStage, source: std::io::Error) -> LaunchError {
+        let (command, folder) = (self.command.clone(), self.folder.clone());
+        let user = self.rights.account().name().to_owned();
         match stage {
-            ExecStage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
-                format!("setup_path {folder} does not exist")
+            ExecStage::Folder if source.raw_os_error() == Some(libc::ENOENT) => {
+                LaunchError::NoFolder { folder }
             }
-            ExecStage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
-            ExecStage::User => format!("cannot become user {name:?}: {error}"),
-            ExecStage::TimedOut => format!(
-                "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s and was killed",
-                clone_exec::EXEC_TIMEOUT.as_secs()
-            ),
-            ExecStage::Clone | ExecStage::Session | ExecStage::Descriptors | ExecStage::Program => {
-                format!("cannot run {command:?}: {error}")
-            }
+            ExecStage::Folder => LaunchError::Folder { folder, user, source },
+            ExecStage::User => LaunchError::User { user, source },
+            ExecStage::TimedOut => LaunchError::ExecTimedOut { command, user },
+            ExecStage::Clone
+            | ExecStage::Table
+            | ExecStage::Session
+            | ExecStage::Descriptors
+            | ExecStage::Program => LaunchError::Exec { command, source },
         }
     }
 }
 
 /// Kills and reaps a process whose launch failed after its creation.
-fn kill_and_reap(pid: u32, fd: &OwnedFd) {
-    let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
-    clone_exec::reap_failed(pid, fd);
+fn kill_and_reap(process: &SpawnedProcess) {
+    let _ = rustix::process::pidfd_send_signal(&process.fd, Signal::KILL);
+    clone_exec::reap_failed(process.pid, &process.fd);
 }
 
-fn c_string(text: &str) -> Result<CString, String> {
-    // The message does not contain the text, which may be a secret.
-    CString::new(text)
-        .map_err(|_| "the command, its environment or its folder contains a NUL byte".to_owned())
+fn c_string(text: &str) -> Result<CString, LaunchError> {
+    CString::new(text).map_err(|_| LaunchError::Nul)
 }
 
 /// The words of a command that needs no shell; `None`: the command needs one.
@@ -365,7 +347,7 @@ pub async fn run(
     program: SpecCommand<'_>,
     record: Option<(ExitRecords, String)>,
     group: Option<Cgroup>,
-) -> Result<(CommandExit, Output), String> {
+) -> Result<(CommandExit, Output), LaunchError> {
     let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time } = program;
     let output = Output::new()?;
     let recorded = record.is_some();
@@ -402,7 +384,7 @@ mod tests {
     use super::*;
     use std::task::Poll;
 
-    use crate::agent::user_files::UserPermits;
+    use crate::agent::user_files::{MAX_PER_USER, UserPermits};
 
     /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
@@ -432,7 +414,7 @@ mod tests {
         };
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
-        let why = launch.spawn().await.err().expect("no permit");
+        let why = launch.spawn().await.err().expect("no permit").to_string();
         assert!(begun.elapsed() >= QUEUE_TIMEOUT);
         for part in
             ["\"./run\"", &me, "waited 60 s for the 8 launches of this user", "log_path, pid_path or program"]

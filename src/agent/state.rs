@@ -187,15 +187,32 @@ pub fn results_txn(results: &[OpResult]) -> Txn {
     })
 }
 
-/// All entries with a key prefix, by the rest of the key. Entries that do not parse are skipped.
+/// All entries with a key prefix, by the rest of the key.
 pub async fn load_all<T: serde::de::DeserializeOwned>(
     store: &Embedded,
     kind: &str,
 ) -> Result<Vec<(String, T)>, Error> {
-    let page = store.range(kind, None, usize::MAX).await?;
-    let read = |entry: crate::store::Entry| {
-        let name = entry.key[kind.len()..].to_owned();
-        serde_json::from_slice(&entry.value).ok().map(|value| (name, value))
+    load_each(store, kind).await?.into_iter().map(|(name, value)| Ok((name, value?))).collect()
+}
+
+/// The same, without the entries that do not parse, which are logged: one of them must not stop the agent.
+pub async fn load_readable<T: serde::de::DeserializeOwned>(
+    store: &Embedded,
+    kind: &str,
+) -> Result<Vec<(String, T)>, Error> {
+    let readable = |(name, value): (String, Result<T, Error>)| {
+        let value = value.inspect_err(|error| tracing::error!(%error, "cannot read a stored value"));
+        Some((name, value.ok()?))
     };
-    Ok(page.entries.into_iter().filter_map(read).collect())
+    Ok(load_each(store, kind).await?.into_iter().filter_map(readable).collect())
+}
+
+/// Every entry with a key prefix, parsed or not.
+pub async fn load_each<T: serde::de::DeserializeOwned>(
+    store: &Embedded,
+    kind: &str,
+) -> Result<Vec<(String, Result<T, Error>)>, Error> {
+    let page = store.range(kind, None, usize::MAX).await?;
+    let read = |entry: crate::store::Entry| (entry.key[kind.len()..].to_owned(), entry.decode());
+    Ok(page.entries.into_iter().map(read).collect())
 }

@@ -9,21 +9,24 @@ mod any;
 mod change_stream;
 mod live_check;
 mod platform;
+mod row_state;
 pub mod sim;
 
 pub use abide::Abide;
 pub use any::AnyBackend;
 pub use change_stream::{ChangeEvent, ChangeStream};
 pub use platform::{Business, Pace, Platform};
+pub use row_state::RowState;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
+use crate::gse::codes::EnvelopeCode;
+use crate::http::{CallError, TransportError};
 use crate::model::{
     Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, SpecRevision, Step, Time,
 };
@@ -223,31 +226,68 @@ pub struct OperationStatus {
 pub enum OperationState {
     InProgress,
     Done,
-    Failed { code: i64, message: String },
+    Failed { state: RowState, message: String },
 }
 
 /// Failure of a whole call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
     /// The request was not sent: the target cannot be reached.
-    Unreachable(String),
+    #[error("the target cannot be reached: {0}")]
+    Unreachable(#[source] TransportError),
     /// No response was received: the call may have been executed.
+    #[error("the target did not respond")]
     NoAnswer,
     /// The target refused the call.
-    Refused(String),
+    #[error("the target refused the call: {0}")]
+    Refused(#[source] Refusal),
     /// The target is overloaded and did nothing.
+    #[error("the target is busy: {0}")]
     Busy(String),
 }
 
-impl fmt::Display for BackendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BackendError::Unreachable(why) => write!(f, "the target cannot be reached: {why}"),
-            BackendError::NoAnswer => f.write_str("the target did not respond"),
-            BackendError::Refused(why) => write!(f, "the target refused the call: {why}"),
-            BackendError::Busy(why) => write!(f, "the target is busy: {why}"),
+/// A call that the target refused, or answered with a response that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    pub reason: RefusalReason,
+    message: String,
+}
+
+impl Refusal {
+    pub fn new(reason: RefusalReason, message: impl Into<String>) -> Refusal {
+        Refusal { reason, message: message.into() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalReason {
+    /// The target does not know the credentials.
+    WrongCredentials,
+    /// The credentials do not permit the call, such as an app that is restricted to namespaces.
+    NotPermitted,
+    /// The response is not of the expected form.
+    InvalidResponse,
+    Other,
+}
+
+impl RefusalReason {
+    pub fn of(error: &CallError) -> RefusalReason {
+        match error {
+            CallError::Refused { status: 401, .. } => RefusalReason::WrongCredentials,
+            CallError::Refused { code, .. } if *code == EnvelopeCode::NOT_ALLOWED.0 => {
+                RefusalReason::NotPermitted
+            }
+            CallError::Refused { .. }
+            | CallError::Unreachable(_)
+            | CallError::Redirected { .. }
+            | CallError::NoAnswer(_) => RefusalReason::Other,
         }
     }
 }
 
-impl std::error::Error for BackendError {}
+impl BackendError {
+    pub(crate) fn invalid_response(message: impl Into<String>) -> BackendError {
+        BackendError::Refused(Refusal::new(RefusalReason::InvalidResponse, message))
+    }
+}

@@ -205,19 +205,24 @@ pub struct LimitArgs {
     pub max_instances: usize,
 }
 
+/// A value of a flag that is not of the expected form, with that form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(pub &'static str);
+
 /// Parses a switch from a flag or variable. A word that is neither yes nor no is an error.
-pub fn parse_switch(text: &str) -> Result<bool, String> {
+pub fn parse_switch(text: &str) -> Result<bool, InvalidValue> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "y" | "on" | "t" => Ok(true),
         "" | "0" | "false" | "no" | "n" | "off" | "f" => Ok(false),
-        _ => Err("true or false".to_owned()),
+        _ => Err(InvalidValue("true or false")),
     }
 }
 
-fn parse_depth(text: &str) -> Result<usize, String> {
+fn parse_depth(text: &str) -> Result<usize, InvalidValue> {
     match text.parse() {
         Ok(depth @ 1..=100) => Ok(depth),
-        Ok(_) | Err(_) => Err("a whole number from 1 to 100".to_owned()),
+        Ok(_) | Err(_) => Err(InvalidValue("a whole number from 1 to 100")),
     }
 }
 

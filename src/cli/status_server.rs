@@ -1,5 +1,6 @@
 //! The status server of `watch`, and its notifications: status board, webhooks, messages, systemd.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,11 +21,13 @@ use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::control::PassResult;
 use crate::control::status::{ControllerInfo, StatusBoard};
-use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier};
+use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier, TemplateError};
 use crate::dashboard::{AccessControl, Dashboard, ExtraMetrics, Webhook};
+use crate::error_chain::chain;
 use crate::http::{
     AddressError, ClientConfig, Listener, Reloadable, WebhookClient, bind, is_weak, serve, watch_file,
 };
+use crate::permissions::PermissionError;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Status server")]
@@ -108,10 +111,10 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
     let path = file.to_owned();
     let read = move || {
         let text = std::fs::read_to_string(&path)
-            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            .map_err(|source| SecretFileError::Read { file: path.clone(), source })?;
         crate::permissions::require_private(&path)?;
         match text.trim() {
-            "" => Err(format!("{} is empty", path.display())),
+            "" => Err(SecretFileError::Empty { file: path.clone() }),
             secret => {
                 if is_weak(secret) {
                     warn!(file = %path.display(), "the secret in this file has fewer than 16 characters");
@@ -120,7 +123,28 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
             }
         }
     };
-    watch_file(vec![file.to_owned()], read).map_err(|why| Failure::new(Exit::Usage, format!("{flag}: {why}")))
+    watch_file(vec![file.to_owned()], read)
+        .map_err(|error| Failure::new(Exit::Usage, format!("{flag}: {}", chain(&error))))
+}
+
+/// Why a file with a secret cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum SecretFileError {
+    #[error("cannot read {}", file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Unsafe(#[from] PermissionError),
+    #[error("{} is empty", file.display())]
+    Empty { file: PathBuf },
+}
+
+/// Why a template file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum TemplateFileError {
+    #[error("{}", file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("{}", file.display())]
+    Template { file: PathBuf, source: TemplateError },
 }
 
 /// Outputs of the controller besides the console, and the webhook that triggers it.
@@ -200,19 +224,24 @@ fn notifier(url: &str, insecure: bool, template: Option<&Path>) -> Result<Notifi
     {
         return Err(usage(format!("--notify: {plain}")).hint("use https, or pass --insecure-notify"));
     }
-    let to = WebhookClient::new(url, insecure).map_err(|why| usage(format!("--notify: {why}")))?;
+    let to =
+        WebhookClient::new(url, insecure).map_err(|error| usage(format!("--notify: {}", chain(&error))))?;
+    let invalid = |error: &(dyn Error + 'static)| usage(format!("--notify-template: {}", chain(error)));
     let template = match template {
-        None => MessageTemplate::parse(DEFAULT_TEMPLATE).map(Reloadable::fixed),
+        None => Reloadable::fixed(MessageTemplate::parse(DEFAULT_TEMPLATE).map_err(|error| invalid(&error))?),
         Some(file) => {
             let path = file.to_owned();
             watch_file(vec![file.to_owned()], move || {
-                let text = std::fs::read_to_string(&path).map_err(|error| error.to_string());
-                text.and_then(|text| MessageTemplate::parse(&text))
-                    .map_err(|why| format!("{}: {why}", path.display()))
+                let file = || path.clone();
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|source| TemplateFileError::Read { file: file(), source })?;
+                MessageTemplate::parse(&text)
+                    .map_err(|source| TemplateFileError::Template { file: file(), source })
             })
+            .map_err(|error| invalid(&error))?
         }
     };
-    Ok(Notifier { to, template: template.map_err(|why| usage(format!("--notify-template: {why}")))? })
+    Ok(Notifier { to, template })
 }
 
 /// Maximum concurrent connections.

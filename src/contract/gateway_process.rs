@@ -21,6 +21,9 @@ pub struct GatewayProcess<S = Value> {
     pub name: Name,
     pub host: HostKey,
     pub labels: BTreeMap<String, String>,
+    /// Whether it runs is not known: its report cannot be read.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unknown: bool,
     pub registered: bool,
     pub hosted: bool,
     pub running: bool,
@@ -80,6 +83,10 @@ pub struct GatewayProcess<S = Value> {
     /// The last run of a one-shot process; absent in a brief list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<RunReport>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn default_true() -> bool {

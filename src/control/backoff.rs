@@ -316,6 +316,7 @@ mod tests {
             instance: key(),
             op: Op::Start,
             outcome,
+            state: crate::backend::RowState::Unreported,
             code,
             message: String::new(),
             took_ms: 0,

@@ -40,21 +40,26 @@ pub struct Message {
     pub level: String,
 }
 
+/// Why a template is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    #[error("the template is not valid JSON after its placeholders are filled in")]
+    Json(#[from] serde_json::Error),
+    #[error("unknown placeholder {{{{{name}}}}}: use title, text, owner, target, revision, commit or level")]
+    Placeholder { name: String },
+}
+
 impl MessageTemplate {
     /// Checks that the template is valid JSON for any values, and has only known placeholders.
-    pub fn parse(text: &str) -> Result<MessageTemplate, String> {
+    pub fn parse(text: &str) -> Result<MessageTemplate, TemplateError> {
         let template = MessageTemplate(text.to_owned());
         let example = template.render(&Message { title: "\"\\\n".to_owned(), ..Message::default() });
-        serde_json::from_str::<Value>(&example).map_err(|error| {
-            format!("the template is not valid JSON after its placeholders are filled in: {error}")
-        })?;
+        serde_json::from_str::<Value>(&example)?;
         match text.split("{{").skip(1).find_map(|rest| {
             let name = rest.split("}}").next().unwrap_or_default();
             (!Message::default().placeholders().iter().any(|(known, _)| *known == name)).then_some(name)
         }) {
-            Some(name) => Err(format!(
-                "unknown placeholder {{{{{name}}}}}: use title, text, owner, target, revision, commit or level"
-            )),
+            Some(name) => Err(TemplateError::Placeholder { name: name.to_owned() }),
             None => Ok(template),
         }
     }
@@ -154,11 +159,11 @@ impl Notifier {
                     info!(to = %self.to.shown(), kind = entry.kind.word(), "notification sent");
                     return;
                 }
-                Err((why, true)) if nth < MAX_ATTEMPTS => {
-                    warn!(to = %self.to.shown(), %why, "cannot send a notification: retrying");
+                Err(error) if error.may_retry && nth < MAX_ATTEMPTS => {
+                    warn!(to = %self.to.shown(), why = %error, "cannot send a notification: retrying");
                 }
-                Err((why, _)) => {
-                    warn!(to = %self.to.shown(), %why, "cannot send a notification: dropped");
+                Err(error) => {
+                    warn!(to = %self.to.shown(), why = %error, "cannot send a notification: dropped");
                     return;
                 }
             }
@@ -204,7 +209,10 @@ mod tests {
         let value: Value = serde_json::from_str(&filled).expect("JSON");
         assert_eq!(value["text"], "say \"hi\"\n{{level}}\nC:\\x");
         assert!(MessageTemplate::parse("{\"a\": {{title}}}").is_err(), "not between quotes");
-        assert!(MessageTemplate::parse("{\"a\": \"{{titel}}\"}").is_err_and(|why| why.contains("titel")));
+        assert!(
+            MessageTemplate::parse("{\"a\": \"{{titel}}\"}")
+                .is_err_and(|why| why.to_string().contains("titel"))
+        );
         assert!(MessageTemplate::parse("{\"nested\": {\"a\": {\"b\": 1}}, \"t\": \"{{ text }}\"}").is_err());
         assert!(MessageTemplate::parse("{\"nested\": {\"a\": {\"b\": 1}}, \"t\": \"{{text}}\"}").is_ok());
     }

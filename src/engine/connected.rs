@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use crate::backend::{Abide, AnyBackend};
-use crate::http::{ApiEndpoint, ClientConfig};
+use crate::error_chain::chain;
+use crate::http::{ApiEndpoint, ClientConfig, ClientError};
 use crate::observe::Target;
 use crate::store::{AnyStore, Remote};
 
@@ -22,8 +23,8 @@ pub enum ConnectError {
     #[error("the local system is not running")]
     NotRunning,
     /// The address or the credentials cannot be used.
-    #[error("target {target}: {why}")]
-    Unusable { target: String, why: String },
+    #[error("target {target}: {}", chain(source))]
+    Unusable { target: String, source: ClientError },
 }
 
 /// The app that local clients call as.
@@ -54,8 +55,8 @@ impl ConnectedTarget {
 
     /// An Abide gateway, which stores its own state. No call is made yet.
     pub fn gateway(name: &str, access: &ApiEndpoint) -> Result<ConnectedTarget, ConnectError> {
-        let abide =
-            Abide::new(access).map_err(|why| ConnectError::Unusable { target: name.to_owned(), why })?;
+        let unusable = |source| ConnectError::Unusable { target: name.to_owned(), source };
+        let abide = Abide::new(access).map_err(unusable)?;
         let state = AnyStore::own(Remote::new(abide.calls().clone()));
         let (name, backend) = (name.to_owned(), AnyBackend::Abide(Box::new(abide)));
         Ok(ConnectedTarget { name, backend, state, defined_in: None })

@@ -225,10 +225,7 @@ pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Resul
             Outcome::Conflict(_) => {}
         }
     }
-    Err(Error::Unreachable(format!(
-        "{} keeps changing: concurrent activations",
-        keys::active_revision(activated.owner)
-    )))
+    Err(Error::Contended { key: keys::active_revision(activated.owner) })
 }
 
 /// Deletes expired revisions, and lists and texts that only they use. A concurrent activation starts over: it may

@@ -102,11 +102,8 @@ impl<'a, S: Store> Journal<'a, S> {
 /// Calls that earlier runs left, by key.
 pub async fn unfinished<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)>, Error> {
     let page = store.range(&keys::journal_prefix(owner), None, usize::MAX).await?;
-    let read = |entry: crate::store::Entry| {
-        let call = serde_json::from_slice(&entry.value).ok()?;
-        Some((entry.key.to_string(), call))
-    };
-    Ok(page.entries.into_iter().filter_map(read).collect())
+    let read = |entry: crate::store::Entry| Ok((entry.key.to_string(), entry.decode()?));
+    page.entries.into_iter().map(read).collect()
 }
 
 /// Whether a key is a call of this run. The runs of its components and its rollback have names that start with its

@@ -5,7 +5,7 @@
 //! with. And it is an expectation: the instance is as the step left it until a newer observation contradicts that, or
 //! the target's lag has passed. A spec that the target reads back takes precedence.
 //!
-//! The ledger also records processes that are not ours. A start that was refused because a process runs (828), or
+//! The ledger also records processes that are not ours. A start that was refused because a process runs, or
 //! whose result was lost, leaves an entry with [`Entry::ours_after`]: a process that started before that time is not
 //! owned, whatever its labels say. On a target that reads specs back these are the only entries.
 
@@ -78,9 +78,10 @@ pub async fn read<S: Store>(store: &S, target: &str) -> Result<Ledger, Error> {
     let page = store.range(&keys::ledger_prefix(target), None, usize::MAX).await?;
     let entry = |entry: crate::store::Entry| {
         let key = keys::ledger_instance(&entry.key, target)?;
-        Some((key, serde_json::from_slice(&entry.value).ok()?))
+        Some(entry.decode().map(|value| (key, value)))
     };
-    Ok(Ledger { entries: page.entries.into_iter().filter_map(entry).collect() })
+    let entries = page.entries.into_iter().filter_map(entry).collect::<Result<_, Error>>()?;
+    Ok(Ledger { entries })
 }
 
 /// Transaction that writes these entries.
@@ -106,7 +107,7 @@ pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<Instance
     for (key, _) in known.iter().filter(|(_, entry)| is_old(entry)) {
         let key = keys::ledger(target, key);
         let Ok(Some(found)) = store.get(&key).await else { continue };
-        if serde_json::from_slice(&found.value).is_ok_and(|entry| is_old(&entry)) {
+        if found.decode().is_ok_and(|entry| is_old(&entry)) {
             // The next run tries again.
             let _ = store.txn(Txn::delete(&key).only_if(&key, found.mod_seq)).await;
         }

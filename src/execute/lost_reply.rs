@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::backend::RowState;
 use crate::model::{Monitor, ObservedInstance, Op, Step, Time};
 
 /// Outcome of a step that may have taken effect, as inferred from a live status check.
@@ -82,10 +83,10 @@ pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     Duration::from_secs(u64::from(timeout) + u64::from(check)) + (poll * 2).max(Duration::from_secs(10))
 }
 
-/// Whether a failure with this code means that a one-shot was started: it had ended before the start check (836), or
-/// it failed (65535). Another start would run it twice.
-pub fn has_run(op: Op, code: i64, runs_once: bool) -> bool {
-    op == Op::Start && runs_once && matches!(code, 836 | 65535)
+/// Whether this state of a failed row means that a one-shot was started: it had ended before the start check, or it
+/// failed. Another start would run it twice.
+pub fn has_run(op: Op, state: RowState, runs_once: bool) -> bool {
+    op == Op::Start && runs_once && matches!(state, RowState::CheckFailed | RowState::CommandFailed)
 }
 
 #[cfg(test)]
@@ -130,12 +131,12 @@ mod tests {
 
     #[test]
     fn a_one_shot_that_was_begun_has_run_however_it_ended() {
-        for code in [836, 65535] {
-            assert!(has_run(Op::Start, code, true), "{code}");
-            assert!(!has_run(Op::Start, code, false) && !has_run(Op::Stop, code, true), "{code}");
+        for state in [RowState::CheckFailed, RowState::CommandFailed] {
+            assert!(has_run(Op::Start, state, true), "{state:?}");
+            assert!(!has_run(Op::Start, state, false) && !has_run(Op::Stop, state, true), "{state:?}");
         }
-        assert!(!has_run(Op::Start, 117, true), "no agent was connected");
-        assert!(!has_run(Op::Start, 0, true), "the call was not sent");
+        assert!(!has_run(Op::Start, RowState::AgentMissing, true), "no agent was connected");
+        assert!(!has_run(Op::Start, RowState::Unreported, true), "the call was not sent");
     }
 
     #[test]

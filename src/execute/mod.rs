@@ -38,7 +38,7 @@ use tokio::time::Instant;
 pub use self::active_holds::ActiveHolds;
 pub use self::context::{Dependencies, ExecutionContext, ExecutionSettings, Precheck, new_run_id};
 pub use self::recovery::{RecoveryError, recover};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, RowState};
 pub use crate::model::StepOutcome;
 use crate::model::{HoldReason, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 use crate::store::Store;
@@ -50,6 +50,9 @@ pub struct StepResult {
     pub instance: InstanceKey,
     pub op: Op,
     pub outcome: StepOutcome,
+    /// What the target reported.
+    pub state: RowState,
+    /// The code of `state`, for display.
     pub code: i64,
     pub message: String,
     pub took_ms: u64,
@@ -170,6 +173,7 @@ fn not_started(waves: &[Wave], why: &str) -> ExecutionResult {
         instance: step.instance.clone(),
         op: step.op,
         outcome: StepOutcome::Failed,
+        state: RowState::Unreported,
         code: 0,
         message: why.to_owned(),
         took_ms: 0,

@@ -10,7 +10,7 @@ use super::journal::{self, Call, JournaledStep};
 use super::lost_reply::{Inference, earliest, has_run, infer_outcome, operation_timeout};
 use super::{GRACE, ledger};
 use crate::backend::{
-    Backend, BackendError, InstanceQuery, OperationState, OperationStatus, Task, name_of_move,
+    Backend, BackendError, InstanceQuery, OperationState, OperationStatus, RowState, Task, name_of_move,
 };
 use crate::backoff::BackoffPolicy;
 use crate::model::{
@@ -222,12 +222,14 @@ async fn infer_entries<B: Backend>(
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
         let is_ours = began.owned || entry.is_some_and(|entry| entry.proves(owner));
         let unproven = call.at.filter(|_| !is_ours);
-        let mut is_refused = !is_ours && matches!(status, Some(OperationState::Failed { code: 828, .. }));
+        let mut is_refused = !is_ours && status.is_some_and(is_already_running);
         let is_done = match (status, &observed) {
             (Some(OperationState::Done), _) => Some(true),
-            // The same codes as in a running execution.
-            (Some(OperationState::Failed { code, .. }), _) if has_run(step.op, *code, once) => Some(true),
-            (Some(OperationState::Failed { code: 829, .. }), _) if matches!(step.op, Op::Stop | Op::Kill) => {
+            // The same states as in a running execution.
+            (Some(OperationState::Failed { state, .. }), _) if has_run(step.op, *state, once) => Some(true),
+            (Some(OperationState::Failed { state: RowState::NotRunning, .. }), _)
+                if matches!(step.op, Op::Stop | Op::Kill) =>
+            {
                 None
             }
             (Some(OperationState::Failed { .. }), _) if is_refused => None,
@@ -281,6 +283,10 @@ async fn infer_entries<B: Backend>(
     notes
 }
 
+fn is_already_running(status: &OperationState) -> bool {
+    matches!(status, OperationState::Failed { state: RowState::AlreadyRunning, .. })
+}
+
 /// Starts that were refused because a process runs that is not proven ours, where specs are read back.
 fn refused(
     call: &Call,
@@ -290,9 +296,7 @@ fn refused(
 ) -> std::collections::BTreeMap<InstanceKey, ledger::Entry> {
     let is_refused = |began: &&JournaledStep| {
         let row = answers.iter().find(|answer| answer.instance == began.instance);
-        began.op == Op::Start
-            && !began.owned
-            && row.is_some_and(|row| matches!(row.result, OperationState::Failed { code: 828, .. }))
+        began.op == Op::Start && !began.owned && row.is_some_and(|row| is_already_running(&row.result))
     };
     let entry = |began: &JournaledStep| {
         let noted = ledger::Entry::after(&step_of(began), &Expected::Unknown, owner, None, now);

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,6 +19,51 @@ use tracing::warn;
 use super::routes::{ApiCall, RouteAccess};
 use crate::http::{CredentialCheck, Reloadable, Revocation, base64, is_weak};
 use crate::model::{HostKey, glob};
+use crate::permissions::PermissionError;
+
+/// Why a file of apps or tokens cannot be used. The texts contain no secret.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsFileError {
+    #[error("cannot read {}", file.display())]
+    Read { file: PathBuf, source: std::io::Error },
+    #[error("{}", file.display())]
+    Invalid { file: PathBuf, source: CredentialsError },
+    #[error(transparent)]
+    Unsafe(#[from] PermissionError),
+}
+
+/// Why a list of apps or tokens is not valid. The texts contain no secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CredentialsError {
+    #[error("the app list is not valid YAML of the expected form{}", line_shown(*.line))]
+    Yaml { line: Option<usize> },
+    #[error("app {app:?}: secret_sha256 is not 64 hex digits")]
+    Digest { app: String },
+    #[error("app {app:?} needs either secret or secret_sha256")]
+    NoSecret { app: String },
+    #[error("app {app:?} is listed twice")]
+    ListedTwice { app: String },
+    #[error("line {line} must have the form CLOUD:IP TOKEN or * TOKEN")]
+    TokenLine { line: usize },
+    #[error("line {line} must begin with CLOUD:IP or *")]
+    TokenHost { line: usize },
+    #[error("line {line} has extra fields after the token")]
+    ExtraFields { line: usize },
+}
+
+fn line_shown(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!(" (line {line})"))
+}
+
+/// Reads a file of credentials. `parse` also returns warnings.
+fn read_list<T>(
+    file: &Path,
+    parse: impl FnOnce(&str) -> Result<T, CredentialsError>,
+) -> Result<T, CredentialsFileError> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|source| CredentialsFileError::Read { file: file.to_owned(), source })?;
+    parse(&text).map_err(|source| CredentialsFileError::Invalid { file: file.to_owned(), source })
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apps(Vec<App>);
@@ -57,28 +102,23 @@ fn all_namespaces() -> Vec<String> {
 }
 
 impl Apps {
-    pub fn read(file: &Path) -> Result<Apps, String> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        let (apps, short) =
-            Apps::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    pub fn read(file: &Path) -> Result<Apps, CredentialsFileError> {
+        let (apps, short) = read_list(file, Apps::parse_with_warnings)?;
         for app in short {
             warn!(file = %file.display(), ?app, "weak secret: the app's secret has fewer than 16 characters");
         }
         Ok(apps)
     }
 
-    /// Error messages contain no secret.
-    pub fn parse(text: &str) -> Result<Apps, String> {
+    pub fn parse(text: &str) -> Result<Apps, CredentialsError> {
         Apps::parse_with_warnings(text).map(|(apps, _)| apps)
     }
 
     /// Also returns the codes of apps with a short secret.
-    fn parse_with_warnings(text: &str) -> Result<(Apps, Vec<String>), String> {
-        let file: AppsFile = serde_yaml::from_str(text).map_err(|error| match error.location() {
-            Some(at) => format!("the app list is not valid YAML of the expected form (line {})", at.line()),
-            None => "the app list is not valid YAML of the expected form".to_owned(),
-        })?;
+    fn parse_with_warnings(text: &str) -> Result<(Apps, Vec<String>), CredentialsError> {
+        // The text of the parser's error may quote a secret.
+        let file: AppsFile = serde_yaml::from_str(text)
+            .map_err(|error| CredentialsError::Yaml { line: error.location().map(|at| at.line()) })?;
         let (mut apps, mut short) = (Vec::new(), Vec::new());
         for entry in file.apps {
             if entry.secret.as_deref().is_some_and(is_weak) {
@@ -86,12 +126,13 @@ impl Apps {
             }
             let secret = match (entry.secret, entry.secret_sha256) {
                 (Some(secret), None) if !secret.is_empty() => Sha256::digest(secret.as_bytes()).into(),
-                (None, Some(hex)) => from_hex(&hex)
-                    .ok_or(format!("app {:?}: secret_sha256 is not 64 hex digits", entry.code))?,
-                _ => return Err(format!("app {:?} needs either secret or secret_sha256", entry.code)),
+                (None, Some(hex)) => {
+                    from_hex(&hex).ok_or_else(|| CredentialsError::Digest { app: entry.code.clone() })?
+                }
+                _ => return Err(CredentialsError::NoSecret { app: entry.code }),
             };
             if apps.iter().any(|app: &App| app.code == entry.code) {
-                return Err(format!("app {:?} is listed twice", entry.code));
+                return Err(CredentialsError::ListedTwice { app: entry.code });
             }
             apps.push(App { code: entry.code, secret, namespaces: entry.namespaces });
         }
@@ -141,43 +182,39 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    pub fn read(file: &Path) -> Result<Tokens, String> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        let (tokens, short) =
-            Tokens::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    pub fn read(file: &Path) -> Result<Tokens, CredentialsFileError> {
+        let (tokens, short) = read_list(file, Tokens::parse_with_warnings)?;
         for line in short {
             warn!(file = %file.display(), line, "weak token: the token has fewer than 16 characters");
         }
         Ok(tokens)
     }
 
-    /// Parses lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Error messages contain no token.
-    pub fn parse(text: &str) -> Result<Tokens, String> {
+    /// Parses lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host.
+    pub fn parse(text: &str) -> Result<Tokens, CredentialsError> {
         Tokens::parse_with_warnings(text).map(|(tokens, _)| tokens)
     }
 
     /// Also returns the numbers of lines with a short token.
-    fn parse_with_warnings(text: &str) -> Result<(Tokens, Vec<usize>), String> {
+    fn parse_with_warnings(text: &str) -> Result<(Tokens, Vec<usize>), CredentialsError> {
         let (mut tokens, mut short) = (Vec::new(), Vec::new());
         for (nth, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let at = nth + 1;
-            let (host, token) = line
-                .split_once(char::is_whitespace)
-                .ok_or(format!("line {at} must have the form CLOUD:IP TOKEN or * TOKEN"))?;
+            let number = nth + 1;
+            let (host, token) =
+                line.split_once(char::is_whitespace).ok_or(CredentialsError::TokenLine { line: number })?;
             let host = match host {
                 "*" => None,
-                host => Some(host.parse().map_err(|_| format!("line {at} must begin with CLOUD:IP or *"))?),
+                host => Some(host.parse().map_err(|_| CredentialsError::TokenHost { line: number })?),
             };
             if token.trim().contains(char::is_whitespace) {
-                return Err(format!("line {at} has extra fields after the token"));
+                return Err(CredentialsError::ExtraFields { line: number });
             }
             if is_weak(token.trim()) {
-                short.push(at);
+                short.push(number);
             }
             tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
         }
@@ -385,7 +422,7 @@ mod tests {
             "apps: [{code: a, secret: [hush]}]",
             "nothing",
         ] {
-            let error = Apps::parse(text).expect_err(text);
+            let error = Apps::parse(text).expect_err(text).to_string();
             assert!(!error.contains("hush"), "{error}");
         }
     }
@@ -423,7 +460,7 @@ mod tests {
         assert!(tokens.allow("all-of-them", &host("7:10.0.0.2")));
         assert!(!tokens.allow("", &host("0:10.0.0.1")) && !tokens.is_known("One") && tokens.is_known("one"));
         for bad in ["hush", "nowhere hush"] {
-            let error = Tokens::parse(bad).expect_err(bad);
+            let error = Tokens::parse(bad).expect_err(bad).to_string();
             assert!(error.contains("line 1") && !error.contains("hush"), "{error}");
         }
         let authenticator = Authenticator::new(Reloadable::fixed(Apps::default()), Reloadable::fixed(tokens));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::auth::short_digest;
 use super::hosts::{AgentStreamReceiver, HostInUse};
@@ -15,7 +15,7 @@ use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, ReportBudget};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
-use super::{ApiError, Gateway};
+use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::{
     Acked, AgentMessage, AgentOp, FromAgent, HEARTBEAT_SECS, Join, Joined, OwnedSpec, Report, ToAgent,
 };
@@ -23,7 +23,7 @@ use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
-use crate::store::{Outcome, Seq, Store, Txn, keys};
+use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
 
 /// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
@@ -97,11 +97,11 @@ impl<S: Store> Gateway<S> {
             let page = self.store.range(&keys::identities_prefix(host), None, usize::MAX).await?;
             let claims = self.store.range(&keys::claims_prefix(host), None, usize::MAX).await?;
             for entry in page.entries.into_iter().chain(claims.entries) {
-                let process = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
-                let Some(process) = process else { continue };
+                // One value that cannot be read must not disconnect the agent.
+                let Some(process) = readable(entry.parse()) else { continue };
                 let instance = super::tasks::instance(&process, host);
                 let Some(entry) = self.store.get(&keys::registration(&instance)).await? else { continue };
-                if let Ok(record) = serde_json::from_slice::<RegistryRecord>(&entry.value) {
+                if let Some(record) = readable(entry.decode::<RegistryRecord>()) {
                     self.push_spec(instance, Some(record.given), entry.mod_seq);
                 }
             }
@@ -110,7 +110,7 @@ impl<S: Store> Gateway<S> {
         for entry in self.store.range(keys::GROUP_PREFIX, None, usize::MAX).await?.entries {
             let Some((namespace, host)) = keys::group_of(&entry.key) else { continue };
             if hosts.contains(&host)
-                && let Ok(groups) = serde_json::from_slice(&entry.value)
+                && let Some(groups) = readable(entry.decode())
             {
                 self.hosts
                     .send(&host.clone(), ToAgent::Groups { host, namespace: namespace.to_owned(), groups });
@@ -233,8 +233,14 @@ impl<S: Store> Gateway<S> {
     async fn raise_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, ApiError> {
         let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
-        let record = entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let record: lease::Record = record.unwrap_or_default();
+        // Without the record, a raised generation could be below one that was issued.
+        let record: lease::Record = match entry.as_ref().map(Entry::decode).transpose() {
+            Ok(record) => record.unwrap_or_default(),
+            Err(error) => {
+                error!(%error, %host, ?owner, newest, "ignored: the agent reports a generation");
+                return Ok(Txn::default());
+            }
+        };
         let generation = record.generation;
         match record.reported(newest) {
             Reported::Known => Ok(Txn::default()),
@@ -264,7 +270,7 @@ impl<S: Store> Gateway<S> {
         if let AgentOp::Rename { from } = op
             && let Some(entry) = self.store.get(&keys::registration(from)).await?
         {
-            let part = self.removal(from, &entry.value).await?;
+            let part = self.removal(from, &entry).await?;
             batch.add(part);
             batch.given.push((from.clone(), None));
         }
@@ -273,7 +279,8 @@ impl<S: Store> Gateway<S> {
         }
         let old = match batch.records.get(instance) {
             Some(record) => Some(record.clone()),
-            None => self.record(instance).await?,
+            // A record that cannot be read is replaced.
+            None => self.replaceable_record(instance).await?,
         };
         if old.as_ref().is_some_and(|old| old.given == *held) && !matches!(op, AgentOp::Rename { .. }) {
             return Ok(());
@@ -303,7 +310,8 @@ impl<S: Store> Gateway<S> {
         budget: &mut ReportBudget,
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
-        let known = batch.records.contains_key(instance) || self.record(instance).await?.is_some();
+        let known = batch.records.contains_key(instance)
+            || self.store.get(&keys::registration(instance)).await?.is_some();
         let key = keys::report(instance);
         if !known && report.live.is_none() && !report.hosted {
             batch.add(Txn::delete(key));

@@ -20,7 +20,7 @@ fn agent_missing() -> ItemResult {
 impl<S: Store> Gateway<S> {
     pub(super) async fn load_missing(&self, task: &GatewayTask) -> Result<(), ApiError> {
         let Some(entry) = self.store.get(&keys::missing_rows(&task.id)).await? else { return Ok(()) };
-        let rows: Vec<(usize, usize)> = serde_json::from_slice(&entry.value).unwrap_or_default();
+        let rows: Vec<(usize, usize)> = entry.decode()?;
         for nth in rows.into_iter().flat_map(|(first, last)| first..=last).take(task.items.len()) {
             // A late result replaces the missing mark.
             if task.is_unfinished(nth) {

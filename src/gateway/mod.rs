@@ -179,19 +179,26 @@ impl Caller {
 }
 
 /// Error of a whole call.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ApiError {
     /// The request is incomplete or invalid; the message names the field.
+    #[error("{0}")]
     BadRequest(String),
+    #[error("{0}")]
     UnknownTask(String),
     /// The task is not queued yet; the caller polls again.
+    #[error("the task is not queued yet")]
     NotQueued,
     /// The credentials do not cover the namespace.
+    #[error("{0}")]
     NotAllowed(String),
     /// Another caller owns the resource, such as an agent's host.
+    #[error("{0}")]
     Conflict(String),
     /// The requested data is no longer stored.
+    #[error("{0}")]
     Gone(String),
+    #[error(transparent)]
     Store(crate::store::Error),
 }
 
@@ -214,6 +221,11 @@ impl From<serde_json::Error> for ApiError {
     fn from(error: serde_json::Error) -> ApiError {
         ApiError::BadRequest(error.to_string())
     }
+}
+
+/// A stored value, for callers that continue without it. An error is logged with its key.
+fn readable<T>(value: Result<T, crate::store::Error>) -> Option<T> {
+    value.inspect_err(|error| tracing::error!(%error, "cannot read a stored value")).ok()
 }
 
 /// Seconds since 1970, the unit of times in rows.

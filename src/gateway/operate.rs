@@ -19,7 +19,7 @@ use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
-use crate::store::{Store, Txn, keys};
+use crate::store::{Entry, Store, Txn, keys};
 
 /// Stored response of a call with an `X-Abide-Op`.
 #[derive(Serialize, Deserialize)]
@@ -60,7 +60,7 @@ impl<S: Store> Gateway<S> {
                         Err(_) if op.is_some_and(|op| !AgentOp::from(op).registers_spec()) => {
                             (self.record(&instance).await?.map(|record| record.given), None)
                         }
-                        Err(why) => (None, Some(why)),
+                        Err(unknown) => (None, Some(unknown.to_string())),
                     },
                     None => (None, None),
                 };
@@ -193,7 +193,7 @@ impl<S: Store> Gateway<S> {
         let (held, why) = match sent {
             Some(sent) => match self.with_secrets(&from, sent).await? {
                 Ok(held) => (Some(held), String::new()),
-                Err(why) => (None, why),
+                Err(unknown) => (None, unknown.to_string()),
             },
             None => (known.map(|record| record.given), format!("{from} is not registered")),
         };
@@ -272,9 +272,8 @@ impl<S: Store> Gateway<S> {
     ) -> Result<Option<serde_json::Value>, ApiError> {
         let Some(op) = &caller.op else { return Ok(None) };
         let entry = self.store.get(&keys::response(&caller.app, op)).await?;
-        Ok(entry
-            .and_then(|entry| serde_json::from_slice::<StoredResponse>(&entry.value).ok())
-            .map(|called| called.answer))
+        let called: Option<StoredResponse> = entry.as_ref().map(Entry::decode).transpose()?;
+        Ok(called.map(|called| called.answer))
     }
 
     /// The task that an earlier call with the same `X-Abide-Op` created.
@@ -299,8 +298,7 @@ impl<S: Store> Gateway<S> {
         };
         let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
-        let record: Option<lease::Record> =
-            entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let record: Option<lease::Record> = entry.as_ref().map(Entry::decode).transpose()?;
         let message = match lease::Record::fences(record.as_ref(), generation) {
             None => return Ok((Txn::default().only_if(key, entry.map_or(0, |entry| entry.mod_seq)), None)),
             Some(Fenced::Older) => RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned(),

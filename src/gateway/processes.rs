@@ -6,16 +6,18 @@ use axum::body::{Body, Bytes};
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::json;
+use tracing::error;
 
 use super::hosts::HostSession;
 use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
-use super::{ApiError, Gateway};
+use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::contract::{
     self, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec, RunReport,
 };
+use crate::error_chain::chain;
 use crate::model::{Health, InstanceKey, Time, glob};
 use crate::store::{Error, Seq, Store, keys};
 
@@ -83,19 +85,35 @@ impl<S: Store> Gateway<S> {
                     return Ok(ProcessPage { items, more: after, as_of });
                 }
                 after = Some(entry.key.to_string());
-                let (Some(key), Ok(record)) =
-                    (keys::instance_of(&entry.key), serde_json::from_slice::<RegistryRecord>(&entry.value))
+                // A record that cannot be read is logged and left out.
+                let (Some(key), Some(record)) =
+                    (keys::instance_of(&entry.key), readable(entry.decode::<RegistryRecord>()))
                 else {
                     continue;
                 };
                 if query.matches(&key, Some(&record)) && may(key.namespace.as_str()) {
-                    let report = self.report(&key).await?;
-                    items.push(self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+                    items.push(self.process_row(&key, &record, query.brief.is_none()).await?);
                 }
             }
             if page.more.is_none() {
                 return Ok(ProcessPage { items, more: None, as_of });
             }
+        }
+    }
+
+    /// The row of an instance. `unknown`: its report cannot be read, so whether it runs is not known.
+    async fn process_row(
+        &self,
+        key: &InstanceKey,
+        record: &RegistryRecord,
+        whole: bool,
+    ) -> Result<GatewayProcess, ApiError> {
+        match self.report(key).await {
+            Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
+                error!(%error, "cannot read the report of an instance");
+                Ok(GatewayProcess { unknown: true, ..self.process(key, record, None, whole) })
+            }
+            report => Ok(self.process(key, record, report?.as_ref(), whole)),
         }
     }
 
@@ -120,6 +138,7 @@ impl<S: Store> Gateway<S> {
             name: key.name.clone(),
             host: key.host.clone(),
             labels: given.spec.labels.clone(),
+            unknown: false,
             registered: true,
             hosted,
             running: live.is_some(),
@@ -185,26 +204,39 @@ impl<S: Store> Gateway<S> {
             Err(_) => return (b"\n".to_vec(), after, false),
             Ok(Ok(changes)) => changes,
             Ok(Err(Error::Compacted)) => return (forgotten(), after, true),
-            Ok(Err(error)) => {
-                return (watch_error(&error.to_string()), after, true);
-            }
+            Ok(Err(error)) => return (watch_error(&chain(&error)), after, true),
         };
         let last = changes.last().map_or(after, |change| change.number);
         let mut keys: Vec<InstanceKey> =
             changes.iter().filter_map(|change| keys::instance_of(&change.key)).collect();
         keys.sort();
         keys.dedup();
+        match self.change_lines(query, keys, last, may).await {
+            Ok(lines) => (lines, last, false),
+            Err(error) => (watch_error(&chain(&error)), after, true),
+        }
+    }
+
+    /// One line per changed instance.
+    async fn change_lines(
+        &self,
+        query: &Query,
+        keys: Vec<InstanceKey>,
+        last: Seq,
+        may: &SharedNamespaceFilter,
+    ) -> Result<Vec<u8>, ApiError> {
         let mut lines = Vec::new();
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
-            let record = self.record(&key).await.ok().flatten();
+            let record = self.record(&key).await?;
             // A removed process, or one with a new owner, is sent to every watch that may have listed it.
             if !(Query { owner: None, ..query.clone() }).matches(&key, None) {
                 continue;
             }
             let record = record.filter(|record| query.matches(&key, Some(record)));
-            let report = self.report(&key).await.ok().flatten();
-            let row =
-                record.map(|record| self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+            let row = match record {
+                Some(record) => Some(self.process_row(&key, &record, query.brief.is_none()).await?),
+                None => None,
+            };
             let changed = ProcessChange {
                 number: Some(last),
                 instance: Some(key),
@@ -221,7 +253,7 @@ impl<S: Store> Gateway<S> {
             // A heartbeat.
             (true, false) => lines.push(b'\n'),
         }
-        (lines, last, false)
+        Ok(lines)
     }
 
     /// All hosts with an agent session and, unless `brief`, their number of processes.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tracing::error;
 
 use super::identity::{IdentityOwner, OpenStarts, identity_conflict_message};
 use super::secrets::secret_history;
@@ -14,7 +15,7 @@ use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{Row, Rows};
 use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Secret, Spec};
-use crate::store::{Outcome, Seq, Store, Txn, keys};
+use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
 
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,8 +90,9 @@ impl<S: Store> Gateway<S> {
                         let given = self.with_current_owner(&instance, given).await?;
                         match self.with_secrets(&instance, given).await? {
                             Ok(given) => Some(given),
-                            Err(why) => {
-                                rows.insert(row_key, Row::new(RowCode::COMMAND_FAILED, why));
+                            Err(unknown) => {
+                                let message = unknown.to_string();
+                                rows.insert(row_key, Row::new(RowCode::COMMAND_FAILED, message));
                                 continue;
                             }
                         }
@@ -150,8 +152,7 @@ impl<S: Store> Gateway<S> {
             let message = "the process is already registered: use update_proc_info to change it";
             return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
-        let old: Option<RegistryRecord> =
-            existing.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let old: Option<RegistryRecord> = existing.as_ref().map(Entry::decode).transpose()?;
         let taken =
             match self.identity_owner(instance, self.holder(instance, &given.spec).await?, starts).await? {
                 IdentityOwner::Own(entry) => entry.map_or(0, |entry| entry.mod_seq),
@@ -206,14 +207,15 @@ impl<S: Store> Gateway<S> {
         if let Some(wrong) = wrong {
             return Ok((Row::new(RowCode::COMMAND_FAILED, wrong), Txn::default()));
         }
-        Ok((Row::done(), self.removal(instance, &entry.value).await?.only_if(key, entry.mod_seq)))
+        Ok((Row::done(), self.removal(instance, &entry).await?.only_if(key, entry.mod_seq)))
     }
 
-    /// Deletes all entries of an instance.
-    pub(super) async fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Result<Txn, ApiError> {
+    /// Deletes all entries of an instance. A record that cannot be read is deleted as well; its identity stays taken.
+    pub(super) async fn removal(&self, instance: &InstanceKey, record: &Entry) -> Result<Txn, ApiError> {
         let mut txn = Txn::delete(keys::registration(instance)).and(Txn::delete(keys::report(instance)));
-        if let Ok(record) = serde_json::from_slice::<RegistryRecord>(record) {
-            txn = txn.and(self.release_identity_txn(instance, &record.given.spec).await?);
+        match record.decode::<RegistryRecord>() {
+            Ok(record) => txn = txn.and(self.release_identity_txn(instance, &record.given.spec).await?),
+            Err(error) => error!(%error, "the record is deleted without its identity"),
         }
         if self.store.get(&keys::claim(instance)).await?.is_some() {
             txn = txn.and(Txn::delete(keys::claim(instance)));
@@ -229,7 +231,7 @@ impl<S: Store> Gateway<S> {
     ) -> Result<Option<ProcessKey>, ApiError> {
         let key = keys::identity(&host.key, &spec.identity.index_key());
         let entry = self.store.get(&key).await?;
-        Ok(entry.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok()))
+        Ok(entry.as_ref().map(Entry::parse).transpose()?)
     }
 
     /// A request without an owner keeps the current owner.
@@ -247,13 +249,27 @@ impl<S: Store> Gateway<S> {
 
     pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<RegistryRecord>, ApiError> {
         let entry = self.store.get(&keys::registration(instance)).await?;
-        Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+        Ok(entry.as_ref().map(Entry::decode).transpose()?)
+    }
+
+    /// The same, for a caller that replaces the record: one that cannot be read counts as missing.
+    pub(super) async fn replaceable_record(
+        &self,
+        instance: &InstanceKey,
+    ) -> Result<Option<RegistryRecord>, ApiError> {
+        match self.record(instance).await {
+            Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
+                error!(%error, %instance, "the record is replaced");
+                Ok(None)
+            }
+            record => record,
+        }
     }
 
     /// The last report of an instance.
     pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, ApiError> {
         let entry = self.store.get(&keys::report(instance)).await?;
-        Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+        Ok(entry.as_ref().map(Entry::decode).transpose()?)
     }
 }
 

@@ -66,12 +66,12 @@ fn values(spec: &Spec) -> impl Iterator<Item = &Secret> {
 }
 
 impl<S: Store> Gateway<S> {
-    /// Replaces digests in a spec by their values. `Err`: a message that names the variable without a stored value.
+    /// Replaces digests in a spec by their values. `Err`: a variable has no stored value.
     pub(super) async fn with_secrets(
         &self,
         instance: &InstanceKey,
         held: OwnedSpec,
-    ) -> Result<Result<OwnedSpec, String>, ApiError> {
+    ) -> Result<Result<OwnedSpec, UnknownSecret>, ApiError> {
         if !held.spec.env.values().any(|value| matches!(value, EnvValue::Digest(_))) {
             return Ok(Ok(held));
         }
@@ -90,15 +90,18 @@ impl<S: Store> Gateway<S> {
             let EnvValue::Digest(digest) = value else { continue };
             match known.iter().find(|secret| secret.digest() == *digest) {
                 Some(secret) => *value = EnvValue::Secret((*secret).clone()),
-                None => return Ok(Err(unknown(name))),
+                None => return Ok(Err(UnknownSecret { name: name.clone() })),
             }
         }
         Ok(Ok(OwnedSpec { spec: Arc::new(spec), ..held }))
     }
 }
 
-fn unknown(name: &str) -> String {
-    format!(
-        "env {name}: the spec has only a digest, and no stored secret of this process matches it: send the value"
-    )
+/// A variable of which only the digest is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "env {name}: the spec has only a digest, and no stored secret of this process matches it: send the value"
+)]
+pub(super) struct UnknownSecret {
+    name: String,
 }

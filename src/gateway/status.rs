@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
-use super::{ApiError, Caller, Gateway};
+use super::{ApiError, Caller, Gateway, readable};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
@@ -18,7 +18,7 @@ use crate::gse::response::{
     StatusMeta, StatusRow,
 };
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
-use crate::store::{Outcome, Store, Txn, keys};
+use crate::store::{Entry, Outcome, Store, Txn, keys};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -37,8 +37,8 @@ impl<S: Store> Gateway<S> {
         for host in hosts {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&keys::registration(&key)).await?;
-            if let Some(record) = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
-                proc_infos.push(self.row(key, record, second).await?);
+            if let Some(entry) = entry {
+                proc_infos.push(self.row(key, entry.decode()?, second).await?);
             }
         }
         Ok(StatusData { count: None, proc_infos })
@@ -57,9 +57,8 @@ impl<S: Store> Gateway<S> {
         let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
-            if let (Some(key), Ok(record)) =
-                (keys::instance_of(&entry.key), serde_json::from_slice(&entry.value))
-            {
+            // A row that cannot be read is logged and left out.
+            if let (Some(key), Some(record)) = (keys::instance_of(&entry.key), readable(entry.decode())) {
                 proc_infos.push(self.row(key, record, true).await?);
             }
         }
@@ -123,7 +122,7 @@ impl<S: Store> Gateway<S> {
             infos.push(GroupInfo {
                 meta: GroupMeta { namespace: namespace.to_string() },
                 host: host_address(&host.key),
-                process_group: serde_json::from_slice(&entry.value).unwrap_or_default(),
+                process_group: entry.decode()?,
             });
         }
         Ok(GroupData { process_group_infos: infos })
@@ -164,7 +163,7 @@ impl<S: Store> Gateway<S> {
         second: bool,
     ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&keys::report(&key)).await?;
-        let report: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let report: Option<ReportFields> = entry.as_ref().map(Entry::decode).transpose()?;
         let report = report.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tracing::error;
 
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{AgentOp, OpRequest, OwnedSpec, ToAgent};
@@ -18,7 +19,7 @@ use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};
-use crate::store::{Outcome, Store, Txn, keys};
+use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
 
 /// Maximum live checks in memory.
 const MAX_LIVE_CHECKS: u64 = 10_000;
@@ -240,14 +241,21 @@ impl<S: Store> Gateway<S> {
     pub async fn load_tasks(&self) -> Result<(), ApiError> {
         for open in self.store.range(keys::OPEN_TASK_PREFIX, None, usize::MAX).await?.entries {
             let Some(id) = keys::open_task_of(&open.key) else { continue };
-            if let Some(task) = self.load(id).await? {
-                task.queued.store(true, Ordering::Release);
-                self.tasks.in_memory().insert(id.to_owned(), task);
+            match self.load(id).await {
+                Ok(Some(task)) => {
+                    task.queued.store(true, Ordering::Release);
+                    self.tasks.in_memory().insert(id.to_owned(), task);
+                }
+                Ok(None) => {}
+                // The other tasks continue; a request for this one returns the error.
+                Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
+                    error!(%error, task = id, "cannot load an open task");
+                }
+                Err(error) => return Err(error),
             }
         }
         let last = self.store.get(keys::TASK_NUMBER).await?;
-        let last = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-        self.numbers.record_allocated(last.and_then(|text| text.parse().ok()).unwrap_or(0));
+        self.numbers.record_allocated(last.as_ref().map(Entry::parse).transpose()?.unwrap_or(0));
         self.tasks.loaded.store(true, Ordering::Release);
         Ok(())
     }
@@ -258,19 +266,15 @@ impl<S: Store> Gateway<S> {
 
     pub(super) async fn load(&self, id: &str) -> Result<Option<Arc<GatewayTask>>, ApiError> {
         let Some(entry) = self.store.get(&keys::task(id)).await? else { return Ok(None) };
-        let Ok(StoredTask { begun, number, orders: mut items, specs }) = serde_json::from_slice(&entry.value)
-        else {
-            return Ok(None);
-        };
+        let StoredTask { begun, number, orders: mut items, specs } = entry.decode()?;
         for item in &mut items {
             item.held = item.spec.and_then(|at| specs.get(at)).cloned();
         }
         let task = GatewayTask::new(id.to_owned(), number, begun, items);
         for entry in self.store.range(&keys::row_results_prefix(id), None, usize::MAX).await?.entries {
-            if let (Some(nth), Ok(done)) =
-                (keys::row_of(&entry.key, id), serde_json::from_slice(&entry.value))
-            {
-                task.finish(nth, done);
+            // Other keys are not those of single rows.
+            if let Some(nth) = keys::row_of(&entry.key, id) {
+                task.finish(nth, entry.decode()?);
             }
         }
         self.load_missing(&task).await?;
@@ -460,7 +464,7 @@ mod tests {
         let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, Vec::new()));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
         let results = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
-        assert_eq!(results().await.err(), Some(ApiError::NotQueued));
+        assert!(matches!(results().await, Err(ApiError::NotQueued)));
         task.queued.store(true, Ordering::Release);
         assert!(results().await.is_ok());
     }

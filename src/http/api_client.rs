@@ -6,7 +6,8 @@ use reqwest::{Client, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::error::{describe, was_canceled, was_not_sent};
+use super::client::ClientError;
+use super::error::{TransportError, was_canceled, was_not_sent};
 use super::{ClientConfig, redirect};
 use crate::failpoint;
 
@@ -38,33 +39,25 @@ pub struct ApiClient {
 }
 
 /// Why a call failed, and whether the server may have run it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The request was not sent, so it did not run.
-    Unreachable(String),
+    #[error("cannot reach the server: {0}")]
+    Unreachable(#[source] TransportError),
     /// The server answered with a redirect, which the client does not follow.
+    #[error("cannot reach the server: {why}")]
     Redirected { why: String, may_have_run: bool },
     /// The request was sent and no complete response arrived: it may have run.
-    NoAnswer(String),
+    #[error("no response from the server: {0}")]
+    NoAnswer(#[source] TransportError),
     /// The server refused the call.
+    #[error("the server refused the call: {message} ({})", number_shown(*status, *code))]
     Refused { status: u16, code: i64, message: String },
 }
 
-impl std::fmt::Display for CallError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            CallError::Unreachable(why) | CallError::Redirected { why, .. } => {
-                write!(f, "cannot reach the server: {why}")
-            }
-            CallError::NoAnswer(why) => write!(f, "no response from the server: {why}"),
-            CallError::Refused { status: 200, code, message } => {
-                write!(f, "the server refused the call: {message} (code {code})")
-            }
-            CallError::Refused { status, message, .. } => {
-                write!(f, "the server refused the call: {message} (HTTP {status})")
-            }
-        }
-    }
+/// The number that says more: the envelope's code if HTTP reports success.
+fn number_shown(status: u16, code: i64) -> String {
+    if status == 200 { format!("code {code}") } else { format!("HTTP {status}") }
 }
 
 /// The envelope of every response.
@@ -78,7 +71,7 @@ struct Envelope<'a> {
 }
 
 impl ApiClient {
-    pub fn new(access: &ApiEndpoint) -> Result<ApiClient, String> {
+    pub fn new(access: &ApiEndpoint) -> Result<ApiClient, ClientError> {
         let authorization = serde_json::json!({
             "bk_app_code": access.code,
             "bk_app_secret": access.secret,
@@ -120,8 +113,8 @@ impl ApiClient {
             failpoint::step(path);
         }
         let response = send_with_retry(request).await.map_err(|error| match was_not_sent(&error) {
-            true => CallError::Unreachable(describe(&error)),
-            false => CallError::NoAnswer(describe(&error)),
+            true => CallError::Unreachable(error.into()),
+            false => CallError::NoAnswer(error.into()),
         })?;
         if let Some(why) = redirect(&response) {
             return Err(CallError::Redirected {
@@ -130,7 +123,7 @@ impl ApiClient {
             });
         }
         let status = response.status();
-        let bytes = response.bytes().await.map_err(|error| CallError::NoAnswer(describe(&error)))?;
+        let bytes = response.bytes().await.map_err(|error| CallError::NoAnswer(error.into()))?;
         if counts {
             failpoint::step(path);
         }
@@ -139,7 +132,7 @@ impl ApiClient {
             return Err(match status {
                 // An intermediary answered instead of the gateway.
                 status if status.is_success() => {
-                    CallError::NoAnswer("the response is not a GSE envelope".to_owned())
+                    CallError::NoAnswer("the response is not a GSE envelope".into())
                 }
                 status => {
                     CallError::Refused { status: status.as_u16(), code: 0, message: status_reason(&status) }
@@ -193,8 +186,8 @@ impl ApiClient {
             .header("X-Bkapi-Authorization", &self.authorization);
         let sent = tokio::time::timeout(time, request.send()).await;
         let response = sent
-            .map_err(|_| CallError::NoAnswer("the request timed out".to_owned()))?
-            .map_err(|error| CallError::Unreachable(describe(&error)))?;
+            .map_err(|_| CallError::NoAnswer("the request timed out".into()))?
+            .map_err(|error| CallError::Unreachable(error.into()))?;
         if let Some(why) = redirect(&response) {
             return Err(CallError::Redirected { why, may_have_run: false });
         }
@@ -212,7 +205,7 @@ impl LineStream {
     /// The available complete lines, each with its line end; empty at the end of the stream.
     pub async fn next(&mut self) -> Result<Vec<u8>, CallError> {
         loop {
-            let piece = self.response.chunk().await.map_err(|error| CallError::NoAnswer(describe(&error)))?;
+            let piece = self.response.chunk().await.map_err(|error| CallError::NoAnswer(error.into()))?;
             let Some(piece) = piece else { return Ok(Vec::new()) };
             self.rest.extend_from_slice(&piece);
             if let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::error::root_cause;
+use super::error::SetupError;
 
 /// TLS, proxy and header settings of a client.
 #[derive(Clone, Debug, Default)]
@@ -30,20 +30,47 @@ pub struct ClientConfig {
 }
 
 /// Why no request is sent to an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
+    #[error("{0}")]
     Invalid(String),
     /// Plain http to an address that is not loopback.
+    #[error("refusing plain http to {0}")]
     Plain(String),
 }
 
-impl std::fmt::Display for AddressError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            AddressError::Invalid(why) => f.write_str(why),
-            AddressError::Plain(to) => write!(f, "refusing plain http to {to}"),
-        }
-    }
+/// Why no client can be made for an address.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The message omits the URL: it may be the secret.
+    #[error("the address is not a valid http or https URL")]
+    InvalidUrl,
+    #[error("ca_only needs a ca_file: no certificate would be trusted")]
+    NoCaFile,
+    #[error("cannot read the certificate {}", file.display())]
+    ReadCertificate { file: PathBuf, source: std::io::Error },
+    #[error("cannot read the certificate {}", file.display())]
+    InvalidCertificate { file: PathBuf, source: SetupError },
+    #[error("{} contains no certificate", file.display())]
+    NoCertificate { file: PathBuf },
+    #[error("cannot use the client certificate {}", file.display())]
+    ReadClientCertificate { file: PathBuf, source: std::io::Error },
+    #[error(
+        "cannot use the client certificate {}: the file must contain a certificate and its key, both in PEM",
+        file.display()
+    )]
+    InvalidClientCertificate { file: PathBuf },
+    #[error("cannot use the client certificate {}", file.display())]
+    UnusableClientCertificate { file: PathBuf, source: SetupError },
+    #[error("the proxy cannot be used")]
+    Proxy(#[source] SetupError),
+    /// The value may be a secret, so the message omits it.
+    #[error("the header {name:?} cannot be sent")]
+    Header { name: String },
+    #[error("cannot set up HTTP")]
+    Setup(#[source] SetupError),
 }
 
 /// Maximum time to establish a connection.
@@ -78,8 +105,8 @@ impl ClientConfig {
     }
 
     /// A client for this address.
-    pub fn client(&self, url: &str) -> Result<reqwest::Client, String> {
-        self.check(url).map_err(|error| error.to_string())?;
+    pub fn client(&self, url: &str) -> Result<reqwest::Client, ClientError> {
+        self.check(url)?;
         // An error means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = reqwest::Client::builder()
@@ -89,7 +116,7 @@ impl ClientConfig {
         builder = match (&self.ca_file, self.ca_only) {
             (Some(file), true) => builder.tls_certs_only(certificates(file)?),
             (Some(file), false) => builder.tls_certs_merge(certificates(file)?),
-            (None, true) => return Err("ca_only needs a ca_file: no certificate would be trusted".to_owned()),
+            (None, true) => return Err(ClientError::NoCaFile),
             (None, false) => builder,
         };
         // Requests to loopback bypass the proxy of the environment.
@@ -101,24 +128,25 @@ impl ClientConfig {
         }
         if let Some(proxy) = &self.proxy {
             let through = reqwest::Proxy::all(proxy);
-            builder = builder
-                .proxy(through.map_err(|error| format!("the proxy cannot be used: {}", root_cause(&error)))?);
+            builder = builder.proxy(through.map_err(|error| ClientError::Proxy(SetupError(error)))?);
         }
         builder = builder.default_headers(self.headers()?);
         builder.build().map_err(|error| match &self.client_cert {
             // The client certificate is the only part not validated above.
-            Some(file) => client_certificate_error(file, &root_cause(&error)),
-            None => format!("cannot set up HTTP: {}", root_cause(&error)),
+            Some(file) => {
+                ClientError::UnusableClientCertificate { file: file.clone(), source: SetupError(error) }
+            }
+            None => ClientError::Setup(SetupError(error)),
         })
     }
 
-    fn headers(&self) -> Result<HeaderMap, String> {
+    fn headers(&self) -> Result<HeaderMap, ClientError> {
         let mut all = HeaderMap::new();
         for (name, value) in &self.headers {
-            let wrong = || format!("the header {name:?} cannot be sent");
+            let wrong = || ClientError::Header { name: name.clone() };
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
             let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
-            // The value may be a secret, so the message omits it.
+            // The value may be a secret.
             value.set_sensitive(true);
             all.insert(name, value);
         }
@@ -153,23 +181,20 @@ pub fn redirect(answer: &reqwest::Response) -> Option<String> {
     Some(format!("the server redirects{to} (HTTP {}); redirects are never followed", status.as_u16()))
 }
 
-fn identity(file: &Path) -> Result<reqwest::Identity, String> {
-    let pem = std::fs::read(file).map_err(|error| client_certificate_error(file, &error.to_string()))?;
-    reqwest::Identity::from_pem(&pem).map_err(|_| {
-        client_certificate_error(file, "the file must contain a certificate and its key, both in PEM")
-    })
+fn identity(file: &Path) -> Result<reqwest::Identity, ClientError> {
+    let named = || file.to_owned();
+    let pem =
+        std::fs::read(file).map_err(|source| ClientError::ReadClientCertificate { file: named(), source })?;
+    reqwest::Identity::from_pem(&pem).map_err(|_| ClientError::InvalidClientCertificate { file: named() })
 }
 
-fn client_certificate_error(file: &Path, why: &str) -> String {
-    format!("cannot use the client certificate {}: {why}", file.display())
-}
-
-fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {
-    let failed = |why: String| format!("cannot read the certificate {}: {why}", file.display());
-    let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
-    let all = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(root_cause(&error)))?;
+fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, ClientError> {
+    let named = || file.to_owned();
+    let pem = std::fs::read(file).map_err(|source| ClientError::ReadCertificate { file: named(), source })?;
+    let all = reqwest::Certificate::from_pem_bundle(&pem)
+        .map_err(|error| ClientError::InvalidCertificate { file: named(), source: SetupError(error) })?;
     match all.is_empty() {
-        true => Err(format!("{} contains no certificate", file.display())),
+        true => Err(ClientError::NoCertificate { file: named() }),
         false => Ok(all),
     }
 }

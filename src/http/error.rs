@@ -1,25 +1,61 @@
 //! Client errors: a one-line description of a failed call, and whether the request may have run.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use rustls::AlertDescription;
+
+use crate::error_chain::{causes, chain};
 
 /// An error and its causes in one line.
 pub fn describe(error: &reqwest::Error) -> String {
     if let Some(alert) = certificate_alert(error) {
         return describe_certificate_alert(alert);
     }
-    let mut text = String::new();
-    for error in causes(error) {
-        let layer = error.to_string();
-        // Outer errors often repeat the text of their source.
-        if !text.ends_with(&layer) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&layer);
-        }
-    }
-    text
+    chain(error)
 }
+
+/// Why no response, or no complete one, arrived: one line.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct TransportError {
+    text: String,
+    source: Option<Arc<reqwest::Error>>,
+}
+
+impl From<reqwest::Error> for TransportError {
+    fn from(error: reqwest::Error) -> TransportError {
+        let text = describe(&error);
+        // The description of an alert replaces the texts of all layers.
+        let source = certificate_alert(&error).is_none().then(|| Arc::new(error));
+        TransportError { text, source }
+    }
+}
+
+impl From<String> for TransportError {
+    fn from(text: String) -> TransportError {
+        TransportError { text, source: None }
+    }
+}
+
+impl From<&str> for TransportError {
+    fn from(text: &str) -> TransportError {
+        TransportError::from(text.to_owned())
+    }
+}
+
+impl PartialEq for TransportError {
+    fn eq(&self, other: &TransportError) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for TransportError {}
+
+/// A client setup that failed. Its outer layers carry no information.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", root_cause(.0))]
+pub struct SetupError(pub(super) reqwest::Error);
 
 /// The innermost cause, for errors whose outer layers carry no information.
 pub fn root_cause(error: &reqwest::Error) -> String {
@@ -79,8 +115,4 @@ fn describe_certificate_alert(alert: AlertDescription) -> String {
         _ => "the server rejected our client certificate",
     };
     format!("{why} (TLS alert {alert:?})")
-}
-
-fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
-    std::iter::successors(Some(error as &(dyn Error + 'static)), |error| (*error).source())
 }

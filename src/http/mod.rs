@@ -23,13 +23,13 @@ mod write_timeout;
 
 pub use admission::{AdmittedRequest, BodyError, Budget, UnknownCallers, read_body, readmit};
 pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
-pub use client::{AddressError, ClientConfig, redirect};
+pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
-pub use error::describe;
+pub use error::{TransportError, describe};
 pub use logins::LoginFailureAction;
 pub use overload::LimitedResource;
 pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};
 pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify_hmac};
 pub use server::{Listener, Peer, bind, raise_file_limit, serve};
-pub use tls::Tls;
-pub use webhook::WebhookClient;
+pub use tls::{Tls, TlsError};
+pub use webhook::{PostError, WebhookClient};

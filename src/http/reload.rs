@@ -1,5 +1,6 @@
 //! Reloadable values: parsed from files and reloaded on change. An invalid file is logged once and changes nothing.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{error, info};
+
+use crate::error_chain::chain;
 
 /// Interval between checks of the files.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,10 +70,10 @@ pub fn end_on_revocation(body: Body, revoked: Revocation, last: &'static str) ->
 }
 
 /// Reads files now, and again on each change until the program ends.
-pub fn watch_file<T: Send + Sync + 'static>(
+pub fn watch_file<T: Send + Sync + 'static, E: Error + 'static>(
     files: Vec<PathBuf>,
-    read: impl Fn() -> Result<T, String> + Send + 'static,
-) -> Result<Reloadable<T>, String> {
+    read: impl Fn() -> Result<T, E> + Send + 'static,
+) -> Result<Reloadable<T>, E> {
     let mut known: Vec<_> = files.iter().map(|file| stamp(file)).collect();
     let value = Reloadable::fixed(read()?);
     let reloaded = value.clone();
@@ -88,7 +91,9 @@ pub fn watch_file<T: Send + Sync + 'static>(
                     reloaded.set(new);
                     info!(%file, "file reloaded");
                 }
-                Err(why) => error!(%why, "reload failed: the previous content stays active"),
+                Err(error) => {
+                    error!(why = %chain(&error), "reload failed: the previous content stays active")
+                }
             }
         }
     });

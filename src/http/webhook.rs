@@ -4,7 +4,19 @@ use std::time::Duration;
 
 use reqwest::{Client, Url};
 
-use super::{ClientConfig, describe, redirect};
+use super::client::ClientError;
+use super::error::TransportError;
+use super::{ClientConfig, redirect};
+
+/// A message that was not delivered.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct PostError {
+    #[source]
+    pub why: TransportError,
+    /// Whether a retry may succeed.
+    pub may_retry: bool,
+}
 
 pub struct WebhookClient {
     client: Client,
@@ -13,10 +25,9 @@ pub struct WebhookClient {
 
 impl WebhookClient {
     /// `insecure`: allow plain http to an address that is not loopback.
-    pub fn new(url: &str, insecure: bool) -> Result<WebhookClient, String> {
-        // The message omits the URL: it may be the secret.
+    pub fn new(url: &str, insecure: bool) -> Result<WebhookClient, ClientError> {
         let parsed = url.parse::<Url>().ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        let parsed = parsed.ok_or("the address is not a valid http or https URL")?;
+        let parsed = parsed.ok_or(ClientError::InvalidUrl)?;
         let config = ClientConfig { insecure, ..ClientConfig::default() };
         Ok(WebhookClient { client: config.client(url)?, url: parsed })
     }
@@ -26,23 +37,24 @@ impl WebhookClient {
         format!("{}://{}/…", self.url.scheme(), self.url.host_str().unwrap_or_default())
     }
 
-    /// Sends JSON. An error carries the reason, and whether a retry may succeed.
-    pub async fn post(&self, body: String, time: Duration) -> Result<(), (String, bool)> {
+    /// Sends JSON.
+    pub async fn post(&self, body: String, time: Duration) -> Result<(), PostError> {
+        let failed = |why: TransportError, may_retry| PostError { why, may_retry };
         let request = self
             .client
             .post(self.url.clone())
             .header("Content-Type", "application/json")
             .timeout(time)
             .body(body);
-        let answer = request.send().await.map_err(|error| (describe(&error.without_url()), true))?;
+        let answer = request.send().await.map_err(|error| failed(error.without_url().into(), true))?;
         if let Some(why) = redirect(&answer) {
-            return Err((why, false));
+            return Err(failed(why.into(), false));
         }
         let status = answer.status();
         match status.as_u16() {
             _ if status.is_success() => Ok(()),
-            408 | 429 | 500.. => Err((format!("HTTP {status}"), true)),
-            _ => Err((format!("HTTP {status}"), false)),
+            408 | 429 | 500.. => Err(failed(format!("HTTP {status}").into(), true)),
+            _ => Err(failed(format!("HTTP {status}").into(), false)),
         }
     }
 }
@@ -50,13 +62,17 @@ impl WebhookClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error_chain::chain;
 
     #[test]
     fn messages_omit_the_secret_url() {
         let hook = WebhookClient::new("https://hooks.example/T0/s3cret?key=k", false).expect("an address");
         assert_eq!(hook.shown(), "https://hooks.example/…");
         for wrong in ["hooks/s3cret", "file:///s3cret", "http://hooks.example/s3cret", ""] {
-            assert!(WebhookClient::new(wrong, false).is_err_and(|why| !why.contains("s3cret")), "{wrong}");
+            assert!(
+                WebhookClient::new(wrong, false).is_err_and(|why| !chain(&why).contains("s3cret")),
+                "{wrong}"
+            );
         }
     }
 }

@@ -202,9 +202,8 @@ fn specs<'a>(
 }
 
 /// Parses an observed spec. A `${` in it belongs to the shell: variables are not replaced.
-fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
-    let mut entry: SpecEntry =
-        serde_json::from_str(text).map_err(|error| format!("spec: {}", plain(&error)))?;
+fn spec(text: &str, labels: Option<&str>) -> Result<Spec, RowError> {
+    let mut entry: SpecEntry = serde_json::from_str(text).map_err(RowError::Spec)?;
     let escaped = text.contains("${");
     if escaped {
         escape_spec(&mut entry);
@@ -212,7 +211,7 @@ fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
     let mut values = ValueChecker::default();
     let mut spec = check::spec(&entry, &FieldPath::of("spec"), false, &mut values);
     if let Some(finding) = values.findings.iter().find(|finding| finding.is_error()) {
-        return Err(finding.message.clone());
+        return Err(RowError::Finding(finding.message.clone()));
     }
     if escaped {
         spec = variables::unescape(&spec);
@@ -222,29 +221,51 @@ fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
     Ok(spec)
 }
 
-fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
+fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, RowError> {
     let Some(text) = text else { return Ok(BTreeMap::new()) };
     let labels: Option<BTreeMap<String, TextOrNumber>> =
-        serde_json::from_str(text).map_err(|error| format!("labels: {}", plain(&error)))?;
+        serde_json::from_str(text).map_err(RowError::Labels)?;
     Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
+/// Why a row is not valid.
+#[derive(Debug, thiserror::Error)]
+enum RowError {
+    #[error("spec: {}", plain(.0))]
+    Spec(serde_json::Error),
+    #[error("labels: {}", plain(.0))]
+    Labels(serde_json::Error),
+    /// The text of a problem in the spec.
+    #[error("{0}")]
+    Finding(String),
+    #[error("the row has no `instance`, and is not a host with `unknown: true`")]
+    NoInstance,
+    #[error("namespace, name or host differs from that of `instance`")]
+    Differs,
+    #[error("{field} {text:?} is not a time such as 2026-11-16T08:00:00Z")]
+    Time { field: &'static str, text: String },
+    #[error("health {word:?} is not one of {}", Health::ALL.map(Health::word).join(", "))]
+    Health { word: String },
+    #[error("ran must be true, false or the run part of a revision (8 hex digits)")]
+    Ran,
+}
+
 /// Error of a row, with its instance if known.
-type RowError = (Option<InstanceKey>, String);
+type FaultyRow = (Option<InstanceKey>, RowError);
 
 /// The observed instance of a row. `None` for a host that could not be observed, which is added to the gaps.
 fn parse_row(
     row: ObservedRow<'_>,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
     gaps: &mut BTreeMap<HostKey, String>,
-) -> Result<Option<(InstanceKey, ObservedInstance)>, RowError> {
+) -> Result<Option<(InstanceKey, ObservedInstance)>, FaultyRow> {
     let Some(key) = row.instance.clone() else {
         return match row.host {
             Some(host) if row.unknown => {
                 gaps.insert(host, "could not be observed".to_owned());
                 Ok(None)
             }
-            _ => Err((None, "the row has no `instance`, and is not a host with `unknown: true`".to_owned())),
+            _ => Err((None, RowError::NoInstance)),
         };
     };
     match self::observed_instance(row, &key, specs) {
@@ -257,14 +278,14 @@ fn observed_instance(
     row: ObservedRow<'_>,
     key: &InstanceKey,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
-) -> Result<ObservedInstance, String> {
+) -> Result<ObservedInstance, RowError> {
     let differs =
         |text: &Option<String>, name: &Name| text.as_ref().is_some_and(|text| text != name.as_str());
     if differs(&row.namespace, &key.namespace)
         || differs(&row.name, &key.name)
         || row.host.as_ref().is_some_and(|host| *host != key.host)
     {
-        return Err("namespace, name or host differs from that of `instance`".to_owned());
+        return Err(RowError::Differs);
     }
     let raw_labels = row.labels.map(RawValue::get);
     let mut labels = self::labels(raw_labels)?;
@@ -285,11 +306,11 @@ fn observed_instance(
         KnownSpec::Unknown => registered_spec.clone(),
         known => known,
     };
-    let time = |name: &str, text: Option<String>| match text {
+    let time = |field: &'static str, text: Option<String>| match text {
         None => Ok(None),
         Some(text) => match clock::read(&text) {
             Some(time) => Ok(Some(time)),
-            None => Err(format!("{name} {text:?} is not a time such as 2026-11-16T08:00:00Z")),
+            None => Err(RowError::Time { field, text }),
         },
     };
     Ok(ObservedInstance {
@@ -311,16 +332,13 @@ fn observed_instance(
     })
 }
 
-fn health(word: Option<String>) -> Result<Health, String> {
+fn health(word: Option<String>) -> Result<Health, RowError> {
     let Some(word) = word else { return Ok(Health::default()) };
     let known = Health::ALL.into_iter().find(|health| health.word() == word);
-    known.ok_or_else(|| {
-        let words: Vec<&str> = Health::ALL.iter().map(|health| health.word()).collect();
-        format!("health {word:?} is not one of {}", words.join(", "))
-    })
+    known.ok_or(RowError::Health { word })
 }
 
-fn last_run(ran: Option<&RawValue>) -> Result<LastRun, String> {
+fn last_run(ran: Option<&RawValue>) -> Result<LastRun, RowError> {
     use serde_json::Value;
     let Some(ran) = ran else { return Ok(LastRun::Unknown) };
     let digest = |text: &str| match text.parse::<SpecRevision>() {
@@ -334,5 +352,5 @@ fn last_run(ran: Option<&RawValue>) -> Result<LastRun, String> {
         Ok(Value::String(text)) => digest(&text).map(LastRun::Digest),
         Ok(_) | Err(_) => None,
     };
-    known.ok_or_else(|| "ran must be true, false or the run part of a revision (8 hex digits)".to_owned())
+    known.ok_or(RowError::Ran)
 }

@@ -147,7 +147,7 @@ impl Observation {
                     continue;
                 }
                 let seen = match (&row, now.unknown) {
-                    // Only a start can follow, and the target refuses it (828) if a process runs.
+                    // Only a start can follow, and the target refuses it if a process runs.
                     (None, true) => continue,
                     (Some(row), true) => ObservedInstance { unknown: true, ..row.clone() },
                     (_, false) if !entry.is_foreign(&now) => continue,

@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -179,7 +180,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Checks ownership. `Ok(true)`: the instance is adopted.
-    pub(super) fn may_touch(&self, present: Present<'_>, want: &DesiredInstance) -> Result<bool, String> {
+    pub(super) fn may_touch(&self, present: Present<'_>, want: &DesiredInstance) -> Result<bool, NotOurs> {
         let adopt = self.rules.adopt || want.origin.adopt;
         match self.owner_of(present.seen()) {
             // With --adopt, an owned instance with an unknown spec is adopted again.
@@ -189,17 +190,9 @@ impl<'a> Planner<'a> {
                 Ok(adopt
                     && (lost(present.hosted, &seen.registered_spec) || lost(present.running, &seen.live)))
             }
-            Some(owner) => Err(format!(
-                "the process belongs to owner {owner:?}, and this plan to {:?}: remove it from these manifests, or use \
-                 --owner {owner}",
-                self.rules.owner
-            )),
+            Some(owner) => Err(NotOurs::Other { owner: owner.to_owned(), of_plan: self.rules.owner.clone() }),
             None if adopt => Ok(true),
-            None => {
-                Err("the process exists and has no owner: --adopt (or `adopt: true`) adopts it without a \
-                 restart"
-                    .to_owned())
-            }
+            None => Err(NotOurs::NoOwner),
         }
     }
 
@@ -215,7 +208,7 @@ impl<'a> Planner<'a> {
         let adopting = match there.map(|present| self.may_touch(present, want)) {
             None => false,
             Some(Ok(adopting)) => adopting,
-            Some(Err(detail)) => return self.hold(key, want, HoldReason::NotOwned, detail),
+            Some(Err(why)) => return self.hold(key, want, HoldReason::NotOwned, why.to_string()),
         };
         let (rules, now) = (self.rules, self.now);
         let target = self.target_spec(want);
@@ -361,5 +354,27 @@ impl Hasher for Mix {
 
     fn finish(&self) -> u64 {
         self.0 ^ (self.0 >> 32)
+    }
+}
+
+/// Why a plan may not change an instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NotOurs {
+    Other { owner: String, of_plan: String },
+    NoOwner,
+}
+
+impl fmt::Display for NotOurs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotOurs::Other { owner, of_plan } => write!(
+                f,
+                "the process belongs to owner {owner:?}, and this plan to {of_plan:?}: remove it from these manifests, \
+                 or use --owner {owner}"
+            ),
+            NotOurs::NoOwner => f.write_str(
+                "the process exists and has no owner: --adopt (or `adopt: true`) adopts it without a restart",
+            ),
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! gives up the identity that it claims. Each chain gets the first wave after everything that it waits for.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 
 use super::assess::TargetSpec;
 use super::chain::{Chain, PlanDraft, StepDraft, has};
@@ -286,7 +287,7 @@ impl<'a> WaveBuilder<'a> {
     fn schedule_starts(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
         let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
         up.sort_by_key(|at| self.rank(&chains[*at]));
-        let mut everywhere: HashMap<&ProcessKey, Result<usize, String>> = HashMap::new();
+        let mut everywhere: HashMap<&ProcessKey, Result<usize, NotReady>> = HashMap::new();
         for batch in batches(self.inputs.desired, chains, &up) {
             let begin = self.begin(&batch);
             let mut end = begin;
@@ -311,7 +312,7 @@ impl<'a> WaveBuilder<'a> {
                             }
                             Ok(after) => level = level.max(after),
                             Err(why) => {
-                                waiting.entry(*at).or_insert(why);
+                                waiting.entry(*at).or_insert_with(|| why.to_string());
                             }
                         }
                     }
@@ -358,10 +359,10 @@ impl<'a> WaveBuilder<'a> {
         all: &[(&'a InstanceKey, &'a DesiredInstance)],
         chains: &[Chain<'_>],
         waiting: &BTreeMap<usize, String>,
-    ) -> Result<usize, String> {
+    ) -> Result<usize, NotReady> {
         all.iter().try_fold(0, |level, (key, want)| {
             let after = self.wait_for(key, want, chains, waiting);
-            after.map(|after| level.max(after)).map_err(|why| format!("depends on {key}, {why}"))
+            after.map(|after| level.max(after)).map_err(|why| NotReady { on: (*key).clone(), why })
         })
     }
 
@@ -463,5 +464,18 @@ fn brings_up(want: &DesiredInstance) -> &'static [Op] {
     match want.spec.monitor.auto_type {
         AutoType::Periodic => &[Op::Supervise],
         AutoType::Resident | AutoType::OneShot => &[Op::Start, Op::Restart, Op::Reload],
+    }
+}
+
+/// A dependency that will not be ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NotReady {
+    on: InstanceKey,
+    why: &'static str,
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "depends on {}, {}", self.on, self.why)
     }
 }

@@ -60,9 +60,15 @@ impl AnyStore {
         let page = dispatch!(self.range(&prefix, None, usize::MAX))?;
         let lease = |entry: &Entry| {
             let name = entry.key.strip_prefix(&prefix)?.to_owned();
-            Some((name, serde_json::from_slice(&entry.value).ok()?))
+            Some(entry.decode().map(|record| (name, record)))
         };
-        Ok(page.entries.iter().filter_map(lease).collect())
+        page.entries.iter().filter_map(lease).collect()
+    }
+
+    /// Whether a lease of this name is stored.
+    pub async fn has_lease(&self, name: &str) -> Result<bool, Error> {
+        let key = format!("lease/{}{name}", self.prefix);
+        Ok(dispatch!(self.get(&key))?.is_some())
     }
 
     fn key(&self, key: &str) -> String {

@@ -10,9 +10,13 @@ pub mod keys;
 pub mod lease;
 mod remote;
 
-use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::http::CallError;
 
 pub use any::AnyStore;
 pub use embedded::Embedded;
@@ -149,48 +153,90 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Reset, Error>> + Send;
 }
 
-/// Errors of a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Error {
-    /// The disk is full: nothing was written. Reads work, and writes work again once there is space.
-    Full,
-    /// Any other disk error: nothing was written.
-    Disk(String),
-    /// A remote store could not be reached.
-    Unreachable(String),
-    /// A remote store authenticated the caller and refused the call with this code.
-    Refused { code: i64, why: String },
-    /// The file is damaged, and is not served.
-    Corrupt { file: String, what: String },
-    /// The file was written by a newer Abide.
-    TooNew { file: String, version: i64 },
-    /// Another process has the file open exclusively.
-    InUse { file: String },
-    /// The log no longer has changes this old.
-    Compacted,
-    /// The store was shut down.
-    Closed,
-}
+impl Entry {
+    /// The value as JSON.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        decode(&self.key, &self.value)
+    }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Full => f.write_str("the disk is full: nothing was written"),
-            Error::Disk(what) => write!(f, "the disk failed: {what}; nothing was written"),
-            Error::Unreachable(why) | Error::Refused { why, .. } => f.write_str(why),
-            Error::Corrupt { file, what } => write!(
-                f,
-                "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \
-                 or start with an empty store"
-            ),
-            Error::TooNew { file, version } => {
-                write!(f, "{file} has format {version}, from a newer abide: use that one, or another folder")
-            }
-            Error::InUse { file } => write!(f, "{file} is in use: another abide serves it"),
-            Error::Compacted => f.write_str("changes this old are compacted: read all entries again"),
-            Error::Closed => f.write_str("the store is shut down"),
-        }
+    /// The value as text of a type.
+    pub fn parse<T: FromStr>(&self) -> Result<T, Error> {
+        let parsed = std::str::from_utf8(&self.value).ok().and_then(|text| text.parse().ok());
+        parsed.ok_or_else(|| Error::InvalidValue { key: self.key.to_string(), line: 1, column: 1 })
     }
 }
 
-impl std::error::Error for Error {}
+/// A stored value as JSON. The error names the key.
+pub fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(value).map_err(|error| Error::InvalidValue {
+        key: key.to_owned(),
+        line: error.line(),
+        column: error.column(),
+    })
+}
+
+/// Errors of a store.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The disk is full: nothing was written. Reads work, and writes work again once there is space.
+    #[error("the disk is full: nothing was written")]
+    Full,
+    /// Any other disk error: nothing was written.
+    #[error("the disk failed: {what}: {source}; nothing was written")]
+    Disk { what: String, source: DiskError },
+    /// The file does not exist.
+    #[error("the disk failed: {file} does not exist; nothing was written")]
+    Missing { file: String },
+    /// The files of the store are not safe to open.
+    #[error("the disk failed: {0}; nothing was written")]
+    Unsafe(#[source] Arc<crate::permissions::PermissionError>),
+    /// A remote store could not be reached.
+    #[error("the store at {url}: {source}")]
+    Unreachable { url: String, source: CallError },
+    /// A remote store sent a response that cannot be read.
+    #[error("the store at {url}: invalid response: {source}")]
+    InvalidResponse { url: String, source: Arc<serde_json::Error> },
+    /// A remote store authenticated the caller and refused the call.
+    #[error("the store at {url}: {source}")]
+    Refused { url: String, source: CallError },
+    /// The key was changed by another writer at every attempt.
+    #[error("{key} keeps changing: concurrent activations")]
+    Contended { key: String },
+    /// The file is damaged, and is not served.
+    #[error(
+        "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \
+         or start with an empty store"
+    )]
+    Corrupt { file: String, what: String },
+    /// A stored value does not have the expected form. It may contain secrets, which the text of its parse error could
+    /// quote.
+    #[error("the stored value of {key} is not valid (line {line}, column {column})")]
+    InvalidValue { key: String, line: usize, column: usize },
+    /// The file was written by a newer Abide.
+    #[error("{file} has format {version}, from a newer abide: use that one, or another folder")]
+    TooNew { file: String, version: i64 },
+    /// Another process has the file open exclusively.
+    #[error("{file} is in use: another abide serves it")]
+    InUse { file: String },
+    /// The log no longer has changes this old.
+    #[error("changes this old are compacted: read all entries again")]
+    Compacted,
+    /// The store was shut down.
+    #[error("the store is shut down")]
+    Closed,
+}
+
+impl Error {
+    pub(crate) fn io(what: impl std::fmt::Display, error: std::io::Error) -> Error {
+        Error::Disk { what: what.to_string(), source: DiskError::Io(Arc::new(error)) }
+    }
+}
+
+/// Cause of a disk error.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DiskError {
+    #[error(transparent)]
+    Io(Arc<std::io::Error>),
+    #[error(transparent)]
+    Sqlite(Arc<rusqlite::Error>),
+}

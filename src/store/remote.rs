@@ -37,19 +37,18 @@ impl Remote {
     async fn ask<T: serde::de::DeserializeOwned>(&self, request: StoreRequest) -> Result<T, Error> {
         let path = "/api/abide/v1/state";
         let body = serde_json::to_vec(&request).unwrap_or_default();
-        let text =
-            self.calls.call(reqwest::Method::POST, path, body, &[], CALL_TIMEOUT).await.map_err(|error| {
-                let why = format!("the store at {}: {error}", self.calls.url());
-                match error {
-                    CallError::Refused { status: 410, .. } => Error::Compacted,
-                    // 401: the store does not know the caller.
-                    CallError::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
-                    _ => Error::Unreachable(why),
-                }
-            })?;
-        serde_json::from_str(&text).map_err(|error| {
-            Error::Unreachable(format!("the store at {}: invalid response: {error}", self.calls.url()))
-        })
+        let url = || self.calls.url().to_owned();
+        let answer = self.calls.call(reqwest::Method::POST, path, body, &[], CALL_TIMEOUT).await;
+        let text = answer.map_err(|error| match error {
+            CallError::Refused { status: 410, .. } => Error::Compacted,
+            // 401: the store does not know the caller.
+            CallError::Refused { status, .. } if status != 401 => {
+                Error::Refused { url: url(), source: error }
+            }
+            error => Error::Unreachable { url: url(), source: error },
+        })?;
+        serde_json::from_str(&text)
+            .map_err(|error| Error::InvalidResponse { url: url(), source: Arc::new(error) })
     }
 
     async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<StatePage, Error> {

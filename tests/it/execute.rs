@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use abide::backend::{
-    Backend, BackendError, Operation, OperationState as Said, OperationStatus, Scope, Task,
+    Backend, BackendError, Operation, OperationState as Said, OperationStatus, RowState, Scope, Task,
 };
 use abide::execute::{
     ActiveHolds, ExecutionContext, ExecutionResult, ExecutionSettings, StepOutcome, execute, journal,
@@ -92,7 +92,7 @@ impl Backend for Stub {
             return Ok(Task { ids: vec!["1".to_owned()], rows: rows.collect(), ..Task::default() });
         }
         let answer = |order: &Operation| {
-            let failed = Said::Failed { code: 1, message: "no".to_owned() };
+            let failed = Said::Failed { state: RowState::Other(1), message: "no".to_owned() };
             let fails = self.fails.contains(order.instance.name.to_string().as_str());
             let result = if fails { failed } else { Said::Done };
             OperationStatus { order: order.id.clone(), instance: order.instance.clone(), result }

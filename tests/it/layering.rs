@@ -1,6 +1,9 @@
 //! Layering: which modules may use which, read from the sources.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+use abide::gse::codes::{EnvelopeCode, RowCode};
 
 use crate::support::project;
 
@@ -157,6 +160,68 @@ fn the_core_uses_only_std_serde_and_blake3() {
             }
         }
     }
+}
+
+/// The protocol's codes are decided on where the protocol is spoken; elsewhere states are. The HTTP server answers an
+/// overload in the protocol's envelope, before it reads a request.
+#[test]
+fn codes_of_the_protocol_stay_in_its_modules() {
+    let speaks = ["gse", "agent_protocol", "backend", "gateway", "agent", "http"];
+    let rows = RowCode::ALL.iter().map(|code| code.0);
+    let codes: BTreeSet<i64> = rows.chain(EnvelopeCode::ALL.iter().map(|code| code.0)).collect();
+    for module in MODULES.into_iter().filter(|module| !speaks.contains(module)) {
+        for (file, code) in sources(&project().join("src").join(module)) {
+            for word in ["gse::codes", "RowCode", "EnvelopeCode"] {
+                assert!(!code.contains(word), "{file} uses {word}");
+            }
+            let words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let numbers = words.filter_map(|word| word.replace('_', "").parse::<i64>().ok());
+            // 0 is a number like any other.
+            let bare = numbers.filter(|number| *number != 0).find(|number| codes.contains(number));
+            assert_eq!(bare, None, "{file} has a code of the protocol");
+        }
+    }
+}
+
+/// A text cannot be matched on, and has no cause.
+#[test]
+fn errors_of_the_library_are_types() {
+    let typed = [
+        "agent",
+        "backend",
+        "dashboard",
+        "execute",
+        "gateway",
+        "gse",
+        "http",
+        "import",
+        "manifest",
+        "permissions",
+        "reconcile",
+        "store",
+    ];
+    for module in typed {
+        for (file, code) in sources(&project().join("src").join(module)) {
+            assert!(!is_stringly(&code), "{file} has an error that is a String");
+        }
+    }
+}
+
+/// Whether a signature has the error type `String`.
+fn is_stringly(code: &str) -> bool {
+    code.match_indices(", String>").any(|(at, _)| {
+        let line = code[..at].rsplit('\n').next().unwrap_or_default();
+        // The last type that is open at this place.
+        let mut open: Vec<&str> = Vec::new();
+        for part in line.split_inclusive(['<', '>']) {
+            match part.strip_suffix('<') {
+                Some(name) => open.push(name),
+                None if part.ends_with('>') && !part.ends_with("->") => drop(open.pop()),
+                None => {}
+            }
+        }
+        open.last().is_some_and(|name| name.ends_with("Result"))
+    })
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use abide::store::{Change, Embedded, Holder, LeaseAttempt, Outcome, Store, Txn, Write};
+use abide::store::{Change, Embedded, Holder, LeaseAttempt, Outcome, Reset, Store, Txn, Write, lease};
 
 /// Runs a future to its end.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
@@ -48,6 +48,7 @@ every_engine!(
     a_slice_is_what_a_reader_who_counts_expects,
     changes_come_from_any_number_on,
     a_lease_has_one_holder_and_a_number_that_grows,
+    a_value_that_does_not_parse_is_an_error_with_its_key,
 );
 
 pub async fn value(store: &impl Store, key: &str) -> Option<String> {
@@ -56,7 +57,7 @@ pub async fn value(store: &impl Store, key: &str) -> Option<String> {
 }
 
 async fn what_is_written_can_be_read(store: impl Store) {
-    assert_eq!(store.get("a").await, Ok(None));
+    assert_eq!(store.get("a").await.expect("a read"), None);
     let Ok(Outcome::Written(first)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
     let entry = store.get("a").await.expect("a read").expect("it is there");
     assert_eq!((&*entry.key, &*entry.value, entry.mod_seq), ("a", &b"1"[..], first));
@@ -104,7 +105,8 @@ async fn a_slice_is_what_a_reader_who_counts_expects(store: impl Store) {
 async fn a_transaction_is_all_or_nothing(store: impl Store) {
     store.txn(Txn::put("there", "1")).await.expect("a write");
     let two = Txn::put("a", "1").and(Txn::put("b", "1"));
-    assert_eq!(store.txn(two.clone().only_if("there", 0)).await, Ok(Outcome::Conflict("there".into())));
+    let refused = store.txn(two.clone().only_if("there", 0)).await.expect("an answer");
+    assert_eq!(refused, Outcome::Conflict("there".into()));
     assert_eq!((value(&store, "a").await, value(&store, "b").await), (None, None));
     let Ok(Outcome::Written(number)) = store.txn(two.only_if("new", 0)).await else { panic!("not written") };
     for key in ["a", "b"] {
@@ -200,9 +202,9 @@ async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
         panic!("taken twice")
     };
     assert_eq!((holder.id.as_str(), generation), ("me", lease.generation));
-    assert_eq!(store.renew_lease(&lease, long).await, Ok(true));
+    assert!(store.renew_lease(&lease, long).await.expect("an answer"));
     store.release_lease(&lease).await.expect("a release");
-    assert_eq!(store.renew_lease(&lease, long).await, Ok(false), "what was given up is not renewed");
+    assert!(!store.renew_lease(&lease, long).await.expect("an answer"), "what was given up is not renewed");
     let Ok(LeaseAttempt::Ours(second)) = store.take_lease("writer", &other, short).await else {
         panic!("not taken")
     };
@@ -212,7 +214,26 @@ async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
         panic!("it expired")
     };
     assert!(third.generation > second.generation);
-    assert_eq!(store.renew_lease(&second, long).await, Ok(false));
+    assert!(!store.renew_lease(&second, long).await.expect("an answer"));
     // Another lease is another lease.
     assert!(matches!(store.take_lease("leader", &other, long).await, Ok(LeaseAttempt::Ours(_))));
+}
+
+async fn a_value_that_does_not_parse_is_an_error_with_its_key(store: impl Store) {
+    store.txn(Txn::put("lease/writer", r#"{"generation": "s3cret"}"#)).await.expect("a write");
+    let entry = store.get("lease/writer").await.expect("a read").expect("it is there");
+    let read = entry.decode::<lease::Record>().expect_err("not a record").to_string();
+    let (me, long) = (Holder::this("me"), Duration::from_secs(60));
+    let taken = store.take_lease("writer", &me, long).await.expect_err("not taken").to_string();
+    let reset = store.reset_lease("writer", 0, false).await.expect_err("not reset").to_string();
+    for error in [read, taken, reset] {
+        assert!(error.contains("lease/writer") && !error.contains("s3cret"), "{error}");
+    }
+    // Other leases are not affected, and an administrator can replace the record.
+    assert!(matches!(store.take_lease("leader", &me, long).await, Ok(LeaseAttempt::Ours(_))));
+    assert!(matches!(store.reset_lease("writer", 7, true).await, Ok(Reset::Free { generation: 8 })));
+    let Ok(LeaseAttempt::Ours(lease)) = store.take_lease("writer", &me, long).await else {
+        panic!("not taken")
+    };
+    assert_eq!(lease.generation, 9);
 }

@@ -9,6 +9,9 @@ use super::{EXIT_RECORD_FD, ExecStage};
 /// The descriptor by which a forked process reports a failed step.
 const STATUS_FD: RawFd = 4;
 
+/// Written by a forked process when it has a descriptor table of its own.
+pub const TABLE_COPIED: u8 = 0xff;
+
 /// Input of the new process. Plain data: the child reads it in a copy of the agent's memory, or in that memory itself.
 pub struct ChildContext {
     /// Each list ends with a null pointer.
@@ -21,6 +24,9 @@ pub struct ChildContext {
     pub code: RawFd,
     /// Pipe for the report of a forked process; -1: the process shares this memory and reports in `failed`.
     pub status: RawFd,
+    /// The process shares the agent's descriptor table, and copies only the descriptors below this one; -1: it has a copy
+    /// of the whole table.
+    pub copied: RawFd,
     pub ids: Option<(u32, u32, *const u32, usize)>,
     pub failed: Option<(ExecStage, c_int)>,
 }
@@ -73,6 +79,9 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
     let called = |result: libc::c_long, stage: ExecStage| if result < 0 { Err(stage) } else { Ok(()) };
     // SAFETY: system calls on this process alone; the pointers of the context are valid until `execve`.
     unsafe {
+        if context.copied >= 0 {
+            copy_descriptors(context)?;
+        }
         // All zero is the default action. A direct system call, because libc refuses its own internal signals.
         let default = [0usize; 4];
         for signal in 1..=64 {
@@ -96,6 +105,26 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
         libc::sigemptyset(&mut none);
         done(libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()), ExecStage::Session)
     }
+}
+
+/// Leaves the agent's descriptor table before any descriptor is changed.
+///
+/// SAFETY: may only be called by `exec_child`, with its context.
+unsafe fn copy_descriptors(context: &ChildContext) -> Result<(), ExecStage> {
+    // SAFETY: system calls on this process alone; the written byte is a local variable.
+    unsafe {
+        let unshare = libc::CLOSE_RANGE_UNSHARE;
+        if libc::syscall(libc::SYS_close_range, context.copied, c_int::MAX, unshare) < 0
+            && libc::unshare(libc::CLONE_FILES) < 0
+        {
+            return Err(ExecStage::Table);
+        }
+        if context.status >= 0 {
+            let copied = TABLE_COPIED;
+            libc::write(context.status, (&raw const copied).cast(), 1);
+        }
+    }
+    Ok(())
 }
 
 /// Moves descriptors to their numbers and closes all others: a slow child must not hold descriptors of another launch.

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
-use super::ExecRequest;
 use super::child::ChildContext;
+use super::{ExecRequest, HELD_FROM};
 
 /// Stack size: far more than the few system calls need. The stack is at the lowest address, so that an overflow faults.
 const STACK: usize = 64 << 10;
@@ -21,8 +21,9 @@ pub struct Image {
 }
 
 impl Image {
-    /// `status`: pipe for the report of a forked process; -1: the process reports in this memory.
-    pub fn of(request: &ExecRequest<'_>, status: RawFd) -> io::Result<Image> {
+    /// `status`: pipe for the report of a forked process; -1: the process reports in this memory. `shares_table`: the
+    /// process begins with the agent's descriptor table.
+    pub fn of(request: &ExecRequest<'_>, status: RawFd, shares_table: bool) -> io::Result<Image> {
         let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
         let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
@@ -35,6 +36,9 @@ impl Image {
         let mut writer = Writer { image: &image, pointers_at, texts_at };
         let (programs, args, env) =
             (writer.list(&request.programs), writer.list(&request.args), writer.list(&request.env));
+        let code = request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, status];
+        let above_used = used.into_iter().fold(HELD_FROM, |above, fd| above.max(fd + 1));
         let context = ChildContext {
             programs,
             args,
@@ -42,8 +46,9 @@ impl Image {
             folder: writer.text(&request.folder),
             input: request.input.as_raw_fd(),
             output: request.output.as_raw_fd(),
-            code: request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            code,
             status,
+            copied: if shares_table { above_used } else { -1 },
             ids: request.ids.as_ref().map(|(user, group, groups)| {
                 (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
             }),

@@ -7,6 +7,10 @@
 //!
 //! In both modes all data is prepared before the clone; until `execve` the child makes system calls and nothing else. It
 //! first closes every other descriptor, so that a stopped child holds no pipe of another launch.
+//!
+//! An agent of a thousand processes has a thousand pidfds. They have high numbers ([`held_descriptor`]): a child begins with
+//! the agent's descriptor table and copies only the low part of it, since copying and closing each pidfd would take longer
+//! than the rest of the launch.
 
 mod child;
 mod image;
@@ -16,12 +20,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use self::child::exec_child;
+use self::child::{TABLE_COPIED, exec_child};
 use self::image::Image;
 use super::process::ProcessIdentity;
 use super::reaper;
@@ -31,6 +35,25 @@ pub const EXEC_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The descriptor that the recording shell writes the exit code to. The command itself does not have it.
 pub const EXIT_RECORD_FD: RawFd = 3;
+
+/// The first number of descriptors that are held as long as a process lives.
+const HELD_FROM: RawFd = 256;
+
+/// Moves a descriptor that is held for long to a high number. It stays where it is if the limit of descriptors is lower.
+pub fn held_descriptor(fd: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&fd, HELD_FROM).unwrap_or(fd)
+}
+
+/// Whether a new process can leave the agent's descriptor table; a seccomp filter may forbid it.
+static CAN_LEAVE_TABLE: AtomicBool = AtomicBool::new(true);
+
+/// A process that has called `execve`. It is claimed.
+pub struct SpawnedProcess {
+    pub pid: u32,
+    /// The start time, as in [`ProcessIdentity`]; `None`: /proc cannot be read.
+    pub started: Option<u64>,
+    pub fd: OwnedFd,
+}
 
 /// The program, environment and identity of a new process.
 pub struct ExecRequest<'a> {
@@ -54,6 +77,8 @@ pub struct ExecRequest<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecStage {
     Clone,
+    /// Leaving the agent's descriptor table.
+    Table,
     Session,
     Descriptors,
     Folder,
@@ -64,8 +89,14 @@ pub enum ExecStage {
 }
 
 impl ExecStage {
-    const REPORTED: [ExecStage; 5] =
-        [ExecStage::Session, ExecStage::Descriptors, ExecStage::Folder, ExecStage::User, ExecStage::Program];
+    const REPORTED: [ExecStage; 6] = [
+        ExecStage::Session,
+        ExecStage::Descriptors,
+        ExecStage::Folder,
+        ExecStage::User,
+        ExecStage::Program,
+        ExecStage::Table,
+    ];
 }
 
 /// Handle on a vfork launch, for the task that waits for it. The launching thread sleeps until `execve`.
@@ -96,52 +127,65 @@ impl VforkGuard {
 }
 
 impl ExecRequest<'_> {
-    /// Creates the process, and returns its pid and pidfd after `execve`. The process is claimed, so the reaper skips it.
-    pub fn spawn(&self, vfork: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
-        match self.is_own {
-            true => self.vfork(vfork),
-            false => self.fork(),
+    /// Creates the process, and returns it after `execve`. The process is claimed, so the reaper skips it.
+    pub fn spawn(&self, vfork: &VforkGuard) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
+        let spawn = |shares_table: bool| match self.is_own {
+            true => self.vfork(vfork, shares_table),
+            false => self.fork(shares_table),
+        };
+        match spawn(CAN_LEAVE_TABLE.load(Ordering::Relaxed)) {
+            Err((ExecStage::Table, _)) => {
+                CAN_LEAVE_TABLE.store(false, Ordering::Relaxed);
+                spawn(false)
+            }
+            spawned => spawned,
         }
     }
 
     /// Sleeps until the process has called `execve` or is gone.
-    fn vfork(&self, vfork: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
-        let image = self.image(-1)?;
+    fn vfork(
+        &self,
+        vfork: &VforkGuard,
+        shares_table: bool,
+    ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
+        let image = self.image(-1, shares_table)?;
         vfork.begin();
-        let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK, vfork.pidfd.as_ptr());
+        let sharing = libc::CLONE_VM | libc::CLONE_VFORK | files_flag(shares_table);
+        let made = self.make(&image, sharing, vfork.pidfd.as_ptr());
         *vfork.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
-        let (pid, fd) = made?;
+        let made = made?;
         match image.failed() {
-            None => Ok((pid, fd)),
+            None => Ok(made),
             Some((stage, error)) => {
-                reap_failed(pid, &fd);
+                reap_failed(made.pid, &made.fd);
                 Err((stage, io::Error::from_raw_os_error(error)))
             }
         }
     }
 
     /// Waits until the process has called `execve` or failed, at most [`EXEC_TIMEOUT`].
-    fn fork(&self) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+    fn fork(&self, shares_table: bool) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let (report, status) = io::pipe().map_err(|error| (ExecStage::Descriptors, error))?;
-        let image = self.image(status.as_raw_fd())?;
+        let image = self.image(status.as_raw_fd(), shares_table)?;
         let mut pidfd: c_int = 0;
         crate::malloc::exclude_heap_from_forks();
-        let (pid, fd) = self.make(&image, 0, &mut pidfd)?;
-        drop(status);
-        let failed = match wait_for_report(&report) {
-            Ok(None) => return Ok((pid, fd)),
+        let made = self.make(&image, files_flag(shares_table), &mut pidfd)?;
+        // While the process shares the table, closing a descriptor here would close it there.
+        let status = shares_table.then_some(status);
+        let failed = match wait_for_report(&report, status, &made.fd) {
+            Ok(None) => return Ok(made),
             Ok(Some(failed)) => failed,
             Err(error) => {
-                let _ = pidfd_send_signal(&fd, Signal::KILL);
+                let _ = pidfd_send_signal(&made.fd, Signal::KILL);
                 (ExecStage::TimedOut, error)
             }
         };
-        reap_failed(pid, &fd);
+        reap_failed(made.pid, &made.fd);
         Err(failed)
     }
 
-    fn image(&self, status: RawFd) -> Result<Image, (ExecStage, io::Error)> {
-        Image::of(self, status).map_err(|error| (ExecStage::Clone, error))
+    fn image(&self, status: RawFd, shares_table: bool) -> Result<Image, (ExecStage, io::Error)> {
+        Image::of(self, status, shares_table).map_err(|error| (ExecStage::Clone, error))
     }
 
     fn make(
@@ -149,7 +193,7 @@ impl ExecRequest<'_> {
         image: &Image,
         sharing: c_int,
         pidfd: *mut c_int,
-    ) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+    ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         // Until the process is claimed, the reaper would take it for an orphan.
         let _guard = reaper::spawn_guard();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
@@ -162,11 +206,13 @@ impl ExecRequest<'_> {
             cloned = clone_without_clone3(image, sharing, pidfd);
         }
         let pid = cloned.map_err(|error| (ExecStage::Clone, error))?;
-        if let Some(identity) = ProcessIdentity::of(pid) {
-            reaper::claim(pid, identity.started);
+        reaper::spawned();
+        let started = ProcessIdentity::of(pid).map(|identity| identity.started);
+        if let Some(started) = started {
+            reaper::claim(pid, started);
         }
         // SAFETY: the kernel wrote this descriptor, and no other code owns it.
-        Ok((pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
+        Ok(SpawnedProcess { pid, started, fd: unsafe { OwnedFd::from_raw_fd(*pidfd) } })
     }
 }
 
@@ -183,28 +229,59 @@ pub fn reap_failed(pid: u32, fd: &OwnedFd) {
     }
 }
 
-/// The failed step of a forked process; `None`: it called `execve`. An error: neither happened within [`EXEC_TIMEOUT`].
-fn wait_for_report(report: &io::PipeReader) -> io::Result<Option<(ExecStage, io::Error)>> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+fn files_flag(shares_table: bool) -> c_int {
+    if shares_table { libc::CLONE_FILES } else { 0 }
+}
+
+/// The failed step of a forked process; `None`: it called `execve` or was killed. An error: neither happened within
+/// [`EXEC_TIMEOUT`]. `status`: the process's end of the pipe, which it needs until it has its own descriptor table.
+fn wait_for_report(
+    report: &io::PipeReader,
+    mut status: Option<io::PipeWriter>,
+    pidfd: &OwnedFd,
+) -> io::Result<Option<(ExecStage, io::Error)>> {
     let until = std::time::Instant::now() + EXEC_TIMEOUT;
+    let mut bytes = [0u8; 8];
+    loop {
+        // With its end open here, the pipe does not tell that the process is gone.
+        let is_gone = match status {
+            Some(_) => !wait_readable(report, Some(pidfd), until)?,
+            None => !wait_readable(report, None, until)?,
+        };
+        let length = if is_gone { 0 } else { rustix::io::read(report, &mut bytes)? };
+        let told = bytes[..length].strip_prefix(&[TABLE_COPIED]);
+        match told.unwrap_or(&bytes[..length]) {
+            [stage, errno @ ..] => {
+                let stage = ExecStage::REPORTED.get(usize::from(*stage)).copied();
+                let errno = errno.try_into().map(c_int::from_ne_bytes).unwrap_or(libc::EIO);
+                let error = io::Error::from_raw_os_error(errno);
+                return Ok(Some((stage.unwrap_or(ExecStage::Program), error)));
+            }
+            [] if told.is_some() => status = None,
+            [] => return Ok(None),
+        }
+    }
+}
+
+/// Waits until the pipe can be read. False: the process ended, and wrote nothing.
+fn wait_readable(
+    report: &io::PipeReader,
+    pidfd: Option<&OwnedFd>,
+    until: std::time::Instant,
+) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let ready = PollFlags::IN | PollFlags::HUP;
+    let mut polled = vec![PollFd::new(report, PollFlags::IN)];
+    polled.extend(pidfd.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
     loop {
         let left = until.saturating_duration_since(std::time::Instant::now());
         let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(report, PollFlags::IN)], Some(&time)) {
+        match poll(&mut polled, Some(&time)) {
             Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) => break,
+            Ok(_) => return Ok(polled[0].revents().intersects(ready)),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-    }
-    let mut bytes = [0u8; 5];
-    match rustix::io::read(report, &mut bytes)? {
-        5 => {
-            let stage = ExecStage::REPORTED.get(usize::from(bytes[0])).copied().unwrap_or(ExecStage::Program);
-            let errno = c_int::from_ne_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]);
-            Ok(Some((stage, io::Error::from_raw_os_error(errno))))
-        }
-        _ => Ok(None),
     }
 }
 
@@ -358,8 +435,10 @@ mod tests {
         type Mode = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
         let modes: [Mode; 2] = [|image, sharing, fd| clone(image, sharing, fd, -1), clone_without_clone3];
         let shared = libc::CLONE_VM | libc::CLONE_VFORK;
-        for (mode, sharing) in modes.into_iter().flat_map(|mode| [(mode, shared), (mode, 0)]) {
-            let (image, mut fd) = (Image::of(&request, -1).expect("memory"), -1);
+        let sharings = [shared, shared | libc::CLONE_FILES, 0];
+        for (mode, sharing) in modes.into_iter().flat_map(|mode| sharings.map(|sharing| (mode, sharing))) {
+            let shares_table = sharing & libc::CLONE_FILES != 0;
+            let (image, mut fd) = (Image::of(&request, -1, shares_table).expect("memory"), -1);
             mode(&image, sharing, &mut fd).expect("a process");
             assert_eq!(image.failed(), None);
             // SAFETY: the kernel wrote this descriptor, and no other code owns it.
@@ -397,11 +476,12 @@ mod tests {
             ids: None,
             is_own: false,
         };
-        let (_, fd) = request(c"/").spawn(&VforkGuard::default()).expect("a process");
-        let status =
-            waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
+        let spawned = request(c"/").spawn(&VforkGuard::default()).expect("a process");
+        let status = waitid(WaitId::PidFd(spawned.fd.as_fd()), WaitIdOptions::EXITED)
+            .expect("a child")
+            .expect("its end");
         assert_eq!(status.exit_status(), Some(7));
-        let failed = request(c"/no/such/folder").spawn(&VforkGuard::default()).expect_err("no such folder");
+        let failed = request(c"/no/such/folder").spawn(&VforkGuard::default()).err().expect("no such folder");
         assert_eq!((failed.0, failed.1.raw_os_error()), (ExecStage::Folder, Some(libc::ENOENT)));
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("maps");
         let heap = maps.lines().skip_while(|line| !line.ends_with("[heap]"));

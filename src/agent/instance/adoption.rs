@@ -6,11 +6,13 @@
 use tracing::{debug, info};
 
 use super::{InstanceTask, OpReply, done, failed};
+use crate::agent::error::AgentError;
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
+use crate::error_chain::chain;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Spec, StartMode};
 
@@ -20,8 +22,8 @@ impl InstanceTask {
     pub(super) async fn supervise(&mut self, owned: OwnedSpec) -> OpReply {
         if is_daemon(&owned.spec) && !self.is_running() {
             let adopted = match self.shared.rights_of(&owned.spec) {
-                Ok(rights) => ownership::adopt(&owned.spec, &rights).await,
-                Err(why) => Err(why),
+                Ok(rights) => ownership::adopt(&owned.spec, &rights).await.map_err(AgentError::from),
+                Err(error) => Err(error.into()),
             };
             match adopted {
                 Err(why) => return failed(why),
@@ -48,14 +50,16 @@ impl InstanceTask {
         let Some(live) = self.state.given.clone().filter(|_| self.handle.is_none()) else { return };
         let found = match self.shared.rights_of(&live.spec) {
             Ok(rights) => {
-                ownership::find_unrecorded(&self.key, &live.spec, &rights, unclaimed, renamed).await
+                let spec = &live.spec;
+                let found = ownership::find_unrecorded(&self.key, spec, &rights, unclaimed, renamed).await;
+                found.map_err(AgentError::from)
             }
-            Err(why) => Err(why),
+            Err(error) => Err(error.into()),
         };
         let (handle, incarnation) = match found {
             Ok(found) => found,
             Err(why) => {
-                debug!(instance = %self.key, %why, renamed, "no process reclaimed");
+                debug!(instance = %self.key, why = %chain(&why), renamed, "no process reclaimed");
                 return;
             }
         };
@@ -79,11 +83,11 @@ impl InstanceTask {
     }
 
     /// The pid of a foreign daemon that runs under this identity. An error: it is unknown whether one runs.
-    pub(super) async fn foreign_pid(&self, owned: &OwnedSpec) -> Result<Option<u32>, String> {
+    pub(super) async fn foreign_pid(&self, owned: &OwnedSpec) -> Result<Option<u32>, AgentError> {
         if self.is_running() || !is_daemon(&owned.spec) {
             return Ok(None);
         }
-        ownership::foreign_pid(&owned.spec, &self.shared.rights_of(&owned.spec)?).await
+        Ok(ownership::foreign_pid(&owned.spec, &self.shared.rights_of(&owned.spec)?).await?)
     }
 
     /// The reply for a process that does not run under this agent. The agent does not stop a process that it did not start.
@@ -91,13 +95,13 @@ impl InstanceTask {
         let message = match self.foreign_pid(owned).await {
             Ok(None) => "process is not running".to_owned(),
             Ok(Some(pid)) => format!("process is not running under this agent: {}", not_owned(pid)),
-            Err(why) => format!("process is not running under this agent: {why}"),
+            Err(error) => format!("process is not running under this agent: {}", chain(&error)),
         };
         (RowCode::NOT_RUNNING, message)
     }
 
     /// Reclaims a daemon of an earlier launch of this agent, whose pid file appeared after that launch timed out.
-    pub(super) async fn reclaim_orphan(&mut self, owned: &OwnedSpec) -> Result<(), String> {
+    pub(super) async fn reclaim_orphan(&mut self, owned: &OwnedSpec) -> Result<(), AgentError> {
         if self.is_running() || !is_daemon(&owned.spec) {
             return Ok(());
         }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::exit_record::{self, ExitRecord, kill_group};
+use crate::agent::error::AgentError;
+use crate::agent::exit_record::{self, ExitRecord, ExitRecordError, kill_group};
 use crate::agent::output::Output;
 use crate::agent::spawn::{CommandExit, SpecCommand, environment, run};
 use crate::agent::state::state_key;
@@ -39,7 +40,7 @@ impl InstanceTask {
         command: &str,
         record: Option<String>,
         launch: CommandLaunch<'_>,
-    ) -> Result<CommandExit, String> {
+    ) -> Result<CommandExit, AgentError> {
         // The spec of the running process passed the policy at its launch. Any other spec is checked here.
         if self.state.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
             self.shared.check_policy(&self.key, spec).await?;
@@ -62,7 +63,7 @@ impl InstanceTask {
         let program = SpecCommand { command, folder, rights: &rights, env, time };
         match record {
             Some(record) => self.run_recorded(&record, program, group).await.map(|(ended, _)| ended),
-            None => run(program, None, group).await.map(|(ended, _)| ended),
+            None => Ok(run(program, None, group).await.map(|(ended, _)| ended)?),
         }
     }
 
@@ -72,7 +73,7 @@ impl InstanceTask {
         id: &str,
         mut program: SpecCommand<'_>,
         group: Option<Cgroup>,
-    ) -> Result<(CommandExit, Option<Output>), String> {
+    ) -> Result<(CommandExit, Option<Output>), AgentError> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
         if !self.records.iter().any(|known| known == id) {
@@ -107,7 +108,7 @@ impl InstanceTask {
             }
             ExitRecord::Missing | ExitRecord::Empty => {}
             ExitRecord::Unreadable => {
-                return Err(format!("cannot read the exit record {id} of this command"));
+                return Err(ExitRecordError::Unreadable { id: id.to_owned() }.into());
             }
         }
         program.env.variables.push((exit_record::RECORD_VARIABLE.to_owned(), id.to_owned()));

@@ -10,6 +10,7 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
+use crate::agent::error::AgentError;
 use crate::agent::exit_record::{ExitRecord, start_id};
 use crate::agent::ownership::{self, InterruptedLaunch, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
@@ -33,13 +34,14 @@ impl InstanceTask {
         let Some(command) = spec.control.start_cmd.clone() else {
             return Err(failed("the spec has no start_cmd"));
         };
-        let rights = self.shared.rights_of(spec).map_err(failed)?;
+        let rights = self.shared.rights_of(spec).map_err(|error| failed(AgentError::from(error)))?;
         let variables =
             [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", launch_id.to_owned())];
         for variable in ignored_variables(spec) {
             warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
         }
-        let env = environment(spec, &rights, &variables).await.map_err(failed)?;
+        let env = environment(spec, &rights, &variables).await;
+        let env = env.map_err(|error| failed(AgentError::from(error)))?;
         let pid_file = PathBuf::from(&spec.identity.pid_path);
         // One-shots and scheduled runs are always children of the agent, so that their exit code is known.
         let resident = spec.monitor.auto_type == AutoType::Resident;
@@ -57,7 +59,7 @@ impl InstanceTask {
                     pid_file: Some(pid_file),
                     group,
                 };
-                launch.spawn().await.map_err(failed)
+                launch.spawn().await.map_err(|error| failed(AgentError::from(error)))
             }
             StartMode::Daemon => {
                 let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);

@@ -298,7 +298,7 @@ impl InstanceTask {
         if request.op.registers_spec()
             && let Err(refused) = self.shared.check_policy(&self.key, &owned.spec).await
         {
-            return (RowCode::COMMAND_FAILED, refused, None);
+            return (RowCode::COMMAND_FAILED, refused.into(), None);
         }
         self.begin_operation(request);
         self.perform(request, owned, op_id).await
@@ -315,7 +315,7 @@ impl InstanceTask {
             AgentOp::Status => {
                 return match self.live_status(&owned).await {
                     Ok(content) => (RowCode::DONE, "success".to_owned(), Some(content)),
-                    Err(why) => (RowCode::COMMAND_FAILED, why, None),
+                    Err(error) => (RowCode::COMMAND_FAILED, error.into(), None),
                 };
             }
             AgentOp::Start => self.start(&owned, op_id).await,

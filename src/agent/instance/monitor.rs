@@ -11,7 +11,7 @@ use tracing::warn;
 use tokio::task::JoinHandle;
 
 use super::InstanceTask;
-use crate::agent::checks::{self, CheckResult, FileSums};
+use crate::agent::checks::{self, CheckResult, FileSums, HealthFailure};
 use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_limited, limit};
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent_protocol::ConfigState;
@@ -26,7 +26,7 @@ pub(super) struct Monitors {
     pub(super) meter: Meter,
     pub(super) share: Option<HostShare>,
     /// The result of the last health check; `None`: no check has finished.
-    pub(super) health: Option<Result<(), String>>,
+    pub(super) health: Option<Result<(), HealthFailure>>,
     pub(super) version: String,
     pub(super) config: Vec<(String, ConfigState)>,
     files: FileSums,
@@ -93,7 +93,10 @@ impl InstanceTask {
         self.monitors.check_task = Some(tokio::spawn(async move {
             let rights = match shared.rights_of(&live.spec) {
                 Ok(rights) => rights,
-                Err(why) => return CheckResult { health: Some(Err(why)), files, ..CheckResult::default() },
+                Err(error) => {
+                    let health = Some(Err(HealthFailure::of(&error)));
+                    return CheckResult { health, files, ..CheckResult::default() };
+                }
             };
             let _permit = shared.check_permits.acquire(rights.account().uid()).await;
             checks::run_checks(key, live, rights, pid, with_version, files).await

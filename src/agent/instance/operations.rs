@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use super::adoption::not_owned;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
+use crate::agent::error::AgentError;
 use crate::agent::exit_record::command_id;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
@@ -103,7 +104,7 @@ impl InstanceTask {
         let written = launch_id.is_some();
         let incarnation = launch_id.unwrap_or_else(fresh_id);
         let groups = &self.shared.groups;
-        let group = groups.of(&incarnation).or_else(|| groups.make(&incarnation, &owned.spec.resource));
+        let group = groups.make(&incarnation, &owned.spec.resource);
         let path = group.as_ref().map(Cgroup::path);
         let boot = boot_id().to_owned();
         let intent =
@@ -223,7 +224,7 @@ impl InstanceTask {
         if let Some(command) = command {
             let record = op_id.map(|op_id| command_id(op_id, "stop"));
             let output = match self.command(&owned.spec, command, record, None).await {
-                Err(why) => Some(why),
+                Err(error) => Some(error.into()),
                 Ok(CommandExit::Success) => None,
                 Ok(CommandExit::Failure(code, output)) => {
                     Some(format!("stop: the command ended with {code}: {output}"))
@@ -329,7 +330,7 @@ impl InstanceTask {
     ) -> OpReply {
         let rights = match self.shared.rights_of(&owned.spec) {
             Ok(rights) => rights,
-            Err(why) => return failed(why),
+            Err(error) => return failed(AgentError::from(error)),
         };
         self.state.ending = op_id.map(str::to_owned);
         if let Err(reply) = self.write_pending().await {
@@ -337,7 +338,7 @@ impl InstanceTask {
         }
         let (launch_id, since) = self.launch_of_operation();
         let groups = &self.shared.groups;
-        let group = groups.of(&launch_id).or_else(|| groups.make(&launch_id, &owned.spec.resource));
+        let group = groups.make(&launch_id, &owned.spec.resource);
         let replaced = self.state.run.clone();
         let evidence = LaunchEvidence {
             launch_id: &launch_id,

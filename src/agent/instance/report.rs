@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::adoption::not_owned;
 use super::{InstanceTask, read_clocks};
+use crate::agent::error::AgentError;
 use crate::agent::meter::Meter;
 use crate::agent::process::cmdline;
 use crate::agent::restart_policy::Phase;
@@ -95,7 +96,7 @@ impl InstanceTask {
     }
 
     /// The live status check, in the format of operation 2.
-    pub(super) async fn live_status(&self, owned: &OwnedSpec) -> Result<Value, String> {
+    pub(super) async fn live_status(&self, owned: &OwnedSpec) -> Result<Value, AgentError> {
         let foreign_pid = self.foreign_pid(owned).await?;
         let pid = self.handle.as_ref().map(|handle| handle.identity.pid).or(foreign_pid);
         let group = self.state.run.as_ref().and_then(ProcessRun::group);

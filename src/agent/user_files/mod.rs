@@ -21,7 +21,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 pub use self::pid_file::{PidEntry, PidFile};
-use self::walk::{FileAccess, FileError, Folder, WalkRule, parent};
+pub use self::walk::FileError;
+use self::walk::{FileAccess, Folder, WalkRule, parent};
 use super::account::{Account, FileCredentials};
 use super::permits::Permits;
 use super::worker_threads;
@@ -37,6 +38,30 @@ pub const MAX_PER_USER: usize = 8;
 const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 /// Maximum size of a file that is summed.
 const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
+
+/// Why a file of a spec cannot be used with its user's rights.
+#[derive(Debug, thiserror::Error)]
+pub enum UserFileError {
+    #[error("{attempt}: {source}{hint}")]
+    Path { attempt: String, source: FileError, hint: String },
+    #[error("log_path {} is a symbolic link; Abide does not follow links to a log file", path.display())]
+    LogLink { path: PathBuf },
+    #[error("cannot {what} as user {user:?}: the helper thread failed")]
+    ThreadFailed { what: &'static str, user: String },
+    #[error("cannot {what} as user {user:?}: no answer within {} s", FILE_TIMEOUT.as_secs())]
+    TimedOut { what: &'static str, user: String },
+    #[error("cannot start a thread: {0}")]
+    NoThread(#[source] io::Error),
+}
+
+impl UserFileError {
+    fn with_hint(mut self, more: String) -> UserFileError {
+        if let UserFileError::Path { hint, .. } = &mut self {
+            hint.push_str(&more);
+        }
+        self
+    }
+}
 
 /// Permits per user and kind of work.
 pub struct UserPermits {
@@ -98,13 +123,13 @@ impl Rights {
     }
 
     /// Runs work on files on a worker thread, within [`FILE_TIMEOUT`].
-    pub async fn run<T: Send + 'static>(
+    pub async fn run<T: Send + 'static, E: From<UserFileError> + Send + 'static>(
         &self,
         kind: FileWork,
-        what: &str,
-        work: impl FnOnce(&Rights) -> Result<T, String> + Send + 'static,
-    ) -> Result<T, String> {
-        let user = self.account.name();
+        what: &'static str,
+        work: impl FnOnce(&Rights) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
+        let user = || self.account.name().to_owned();
         let permits = match kind {
             FileWork::Launch => &self.permits.files,
             FileWork::Sums => &self.permits.sums,
@@ -120,17 +145,19 @@ impl Rights {
                 drop(permit);
                 done
             });
-            done?
+            done.map_err(E::from)?
                 .await
-                .unwrap_or_else(|_| Err(format!("cannot {what} as user {user:?}: the helper thread failed")))
+                .unwrap_or_else(|_| Err(UserFileError::ThreadFailed { what, user: user() }.into()))
         };
-        tokio::time::timeout(FILE_TIMEOUT, job).await.unwrap_or_else(|_| {
-            Err(format!("cannot {what} as user {user:?}: no answer within {} s", FILE_TIMEOUT.as_secs()))
-        })
+        let done = tokio::time::timeout(FILE_TIMEOUT, job).await;
+        done.unwrap_or_else(|_| Err(UserFileError::TimedOut { what, user: user() }.into()))
     }
 
     /// The values of `env.file` entries, each a name and a path.
-    pub async fn env_values(&self, entries: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
+    pub async fn env_values(
+        &self,
+        entries: Vec<(String, String)>,
+    ) -> Result<Vec<(String, String)>, UserFileError> {
         let read = |rights: &Rights, (name, path): (String, String)| {
             let path = Path::new(&path);
             let value = rights.with(path, env_value);
@@ -144,7 +171,7 @@ impl Rights {
     }
 
     /// Opens a log for appending, and creates missing directories. For a directory, opens NAME.log in it. Blocks.
-    pub fn open_log(&self, path: &Path, name: &str) -> Result<File, String> {
+    pub fn open_log(&self, path: &Path, name: &str) -> Result<File, UserFileError> {
         let name = name.to_owned();
         let opened = self.with(path, move |path, rule| open_log(path, &name, rule));
         opened.map_err(|error| {
@@ -152,17 +179,14 @@ impl Rights {
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
             let hint = if denied { self.hint(path) } else { String::new() };
             match error {
-                FileError::Link => format!(
-                    "log_path {} is a symbolic link; Abide does not follow links to a log file",
-                    path.display()
-                ),
-                error => self.explain("cannot open log_path", path, error) + &hint,
+                FileError::Link => UserFileError::LogLink { path: path.to_owned() },
+                error => self.explain("cannot open log_path", path, error).with_hint(hint),
             }
         })
     }
 
     /// Creates the missing parent directories of a file. Blocks.
-    pub fn make_parents(&self, field: &str, path: &Path) -> Result<(), String> {
+    pub fn make_parents(&self, field: &str, path: &Path) -> Result<(), UserFileError> {
         self.with(path, |path, rule| parent(path, rule, true).map(|_| ()))
             .map_err(|error| self.explain(&format!("cannot create the directory of {field}"), path, error))
     }
@@ -198,31 +222,14 @@ impl Rights {
         }
     }
 
-    fn explain(&self, attempt: &str, path: &Path, error: FileError) -> String {
-        let (user, path) = (self.account.name(), path.display());
-        let attempt = format!("{attempt} {path} as user {user:?}");
-        match error {
-            FileError::Io(error) => format!("{attempt}: {error}"),
-            FileError::NotAbsolute => format!("{attempt}: the path is not absolute"),
-            FileError::Link => format!("{attempt}: the file is a symbolic link"),
-            FileError::ForeignLink(link, uid) => {
-                format!("{attempt}: {} is a symbolic link of user {}", link.display(), name_of(uid))
-            }
-            FileError::Kind(kind) => format!("{attempt}: the path is {kind}, not a regular file"),
-            FileError::TooLarge(limit) => format!("{attempt}: the file is larger than {limit} bytes"),
-            FileError::Owner(uid) => format!(
-                "{attempt}: the file belongs to user {} and others can write its directory; use a directory that only {user:?} can write",
-                name_of(uid)
-            ),
-            FileError::HardLinks => {
-                format!("{attempt}: the file has several hard links and others can write its directory")
-            }
-            FileError::Exposed(part) => format!(
-                "{attempt}: the host policy lists the path, but {} can be written by others than root",
-                part.display()
-            ),
-            FileError::Content(why) => format!("{attempt}: the file {why}"),
-        }
+    fn explain(&self, attempt: &str, path: &Path, source: FileError) -> UserFileError {
+        let user = self.account.name();
+        let attempt = format!("{attempt} {} as user {user:?}", path.display());
+        let hint = match &source {
+            FileError::Owner(_) => format!("; use a directory that only {user:?} can write"),
+            _ => String::new(),
+        };
+        UserFileError::Path { attempt, source, hint }
     }
 
     /// A hint for a log that the user cannot write. It discloses only facts that the user can see.
@@ -287,12 +294,12 @@ fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
 /// Runs work on a thread that the runtime does not wait for: the agent can end while the work hangs.
 pub fn spawn_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<oneshot::Receiver<T>, String> {
+) -> Result<oneshot::Receiver<T>, UserFileError> {
     let (send, receive) = oneshot::channel();
     let started = worker_threads::run(move || {
         let _ = send.send(work());
     });
-    started.map(|()| receive).map_err(|error| format!("cannot start a thread: {error}"))
+    started.map(|()| receive).map_err(UserFileError::NoThread)
 }
 
 /// Runs work on a thread that has only this account's file rights.

@@ -3,13 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, linkat, openat, renameat, unlinkat};
 
 use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
-use super::{FileWork, Rights, run_as_user};
+use super::{FileWork, Rights, UserFileError, run_as_user};
 
 /// Maximum size of a pid file.
 const MAX_PID_FILE_BYTES: u64 = 64;
@@ -27,19 +28,20 @@ pub struct PidFile {
     path: PathBuf,
     folder: Folder,
     name: OsString,
-    temporary: OsString,
+    /// Name of the temporary file; `None`: it has no name yet.
+    temporary: Option<OsString>,
     file: File,
     rule: WalkRule,
 }
 
 impl Rights {
     /// Performs all steps that can fail for missing rights, before the process is created. Blocks.
-    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, String> {
+    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, UserFileError> {
         self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| {
             let denied =
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
             let hint = if denied { self.pid_path_hint(path) } else { String::new() };
-            self.explain("cannot write pid_path", path, error) + &hint
+            self.explain("cannot write pid_path", path, error).with_hint(hint)
         })
     }
 
@@ -58,7 +60,7 @@ impl Rights {
     }
 
     /// Writes the pid, and renames the file to its path. Blocks.
-    pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), String> {
+    pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), UserFileError> {
         self.with_prepared_rights(prepared, move |prepared| prepared.write(pid))
             .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
     }
@@ -66,13 +68,14 @@ impl Rights {
     /// Removes the temporary file after a failed launch. Blocks.
     pub fn discard_pid_file(&self, prepared: &Arc<PidFile>) {
         let _ = self.with_prepared_rights(prepared, |prepared| {
-            Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
+            let Some(temporary) = &prepared.temporary else { return Ok(()) };
+            Ok(unlinkat(&prepared.folder.fd, temporary, AtFlags::empty())?)
         });
     }
 
     /// The pid in a pid file, as a hint. Accepts only a regular file with a number that is neither pid 1 nor the agent. An
     /// error: the file cannot be read, and may name a process.
-    pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, String> {
+    pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, UserFileError> {
         let path = PathBuf::from(path);
         self.run(FileWork::PidFile, "read pid_path", move |rights| rights.pid_in(&path)).await
     }
@@ -81,11 +84,11 @@ impl Rights {
     pub async fn remove_pid_file(&self, path: &str, pid: u32) {
         let path = PathBuf::from(path);
         let removed = self.run(FileWork::PidFile, "remove pid_path", move |rights| {
-            if !matches!(rights.pid_in(&path)?, PidEntry::Pid(named) if named == pid) {
-                return Ok(());
-            }
-            let removed = rights.with(&path, |path, rule| {
+            let removed = rights.with(&path, move |path, rule| {
                 let (folder, name) = parent(path, rule, false)?;
+                if content(&folder, &name)?.trim().parse() != Ok(pid) {
+                    return Ok(());
+                }
                 Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
             });
             removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
@@ -94,17 +97,11 @@ impl Rights {
         let _ = removed.await;
     }
 
-    fn pid_in(&self, path: &Path) -> Result<PidEntry, String> {
+    fn pid_in(&self, path: &Path) -> Result<PidEntry, UserFileError> {
         let shown = path.display();
         let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
-            let file = folder.open(&name, FileAccess::Compare)?;
-            if file.metadata()?.len() > MAX_PID_FILE_BYTES {
-                return Err(FileError::TooLarge(MAX_PID_FILE_BYTES));
-            }
-            let mut text = String::new();
-            file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
-            Ok(text)
+            content(&folder, &name)
         });
         let text = match text {
             Ok(text) => text,
@@ -124,7 +121,7 @@ impl Rights {
                     | FileError::Exposed(_) => false,
                 };
                 let why = self.explain("cannot read pid_path", path, error);
-                return if names_none { Ok(PidEntry::None(why)) } else { Err(why) };
+                return if names_none { Ok(PidEntry::None(why.to_string())) } else { Err(why) };
             }
         };
         let Ok(pid) = text.trim().parse::<u32>() else {
@@ -153,6 +150,16 @@ impl Rights {
     }
 }
 
+fn content(folder: &Folder, name: &OsStr) -> Result<String, FileError> {
+    let file = folder.open(name, FileAccess::Compare)?;
+    if file.metadata()?.len() > MAX_PID_FILE_BYTES {
+        return Err(FileError::TooLarge(MAX_PID_FILE_BYTES));
+    }
+    let mut text = String::new();
+    file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// Checks that the file is regular, and empty or with a pid as its first line. Some programs add further lines.
 fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
     // Includes /dev/null, which is accepted for other files.
@@ -175,18 +182,58 @@ impl PidFile {
     fn prepare(path: &Path, rule: WalkRule) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
         // Fails before the launch, not after it. Only a pid file is replaced: a wrong path must not destroy another file.
-        if let Some(stat) = folder.kind(&name)? {
-            is_replaceable(&folder, &name, &stat)?;
+        let replaced = folder.kind(&name)?;
+        if let Some(stat) = &replaced {
+            is_replaceable(&folder, &name, stat)?;
         }
-        // A random name with O_EXCL: no other user can guess it or have created it.
-        let temporary = OsString::from(format!(".abide-{}", crate::agent::fresh_id()));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder.fd, &temporary, flags, Mode::from_raw_mode(0o644))?;
-        Ok(PidFile { path: path.to_owned(), folder, name, temporary, file: File::from(file), rule })
+        let (file, temporary) = match replaced.is_none().then(|| create_unnamed(&folder)).transpose() {
+            Ok(Some(file)) => (file, None),
+            // A file system without unnamed files, or a file to replace: only a rename replaces one.
+            Ok(None) | Err(_) => {
+                let temporary = random_name();
+                (create(&folder, &temporary)?, Some(temporary))
+            }
+        };
+        Ok(PidFile { path: path.to_owned(), folder, name, temporary, file, rule })
     }
 
     fn write(&self, pid: u32) -> Result<(), FileError> {
         (&self.file).write_all(format!("{pid}\n").as_bytes())?;
-        Ok(renameat(&self.folder.fd, &self.temporary, &self.folder.fd, &self.name)?)
+        let folder = &self.folder.fd;
+        let temporary = match &self.temporary {
+            Some(temporary) => temporary.clone(),
+            None => match link(&self.file, folder, &self.name) {
+                // Another file appeared in the meantime.
+                Err(rustix::io::Errno::EXIST) => {
+                    let temporary = random_name();
+                    link(&self.file, folder, &temporary)?;
+                    temporary
+                }
+                linked => return Ok(linked?),
+            },
+        };
+        Ok(renameat(folder, &temporary, folder, &self.name)?)
     }
+}
+
+/// A random name: no other user can guess it or have created it.
+fn random_name() -> OsString {
+    OsString::from(format!(".abide-{}", crate::agent::fresh_id()))
+}
+
+fn create(folder: &Folder, name: &OsStr) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(&folder.fd, name, flags, Mode::from_raw_mode(0o644)).map(File::from)
+}
+
+/// A file that gets its name after it is written. Unlike a named one, it is made without a lock on the directory, for which
+/// launches would wait, and nothing of it remains if the agent is killed.
+fn create_unnamed(folder: &Folder) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    openat(&folder.fd, ".", flags, Mode::from_raw_mode(0o644)).map(File::from)
+}
+
+/// Names an open file. Fails if the name exists.
+fn link(file: &File, folder: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    linkat(CWD, format!("/proc/self/fd/{}", file.as_raw_fd()), folder, name, AtFlags::SYMLINK_FOLLOW)
 }

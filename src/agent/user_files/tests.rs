@@ -34,7 +34,7 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     assert!(rights("nobody", never()).open_log(&log, "app").is_err(), "not listed");
     let refused = |name: &str| {
         let prepared = rights("nobody", never()).prepare_pid_file(&folder.path().join(name));
-        prepared.err().expect("not listed")
+        prepared.err().expect("not listed").to_string()
     };
     let (plain, strange) = (refused("api.pid"), refused("$(x).pid"));
     assert!(plain.ends_with("such as /run/api: install -d -o nobody /run/api"), "{plain}");
@@ -52,10 +52,10 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     let own = folder.path().join("own");
     std::fs::create_dir(&own).expect("a folder");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o770)).expect("a mode");
-    let why = listed.open_log(&own.join("app.log"), "app").expect_err("others can write");
+    let why = listed.open_log(&own.join("app.log"), "app").expect_err("others can write").to_string();
     assert!(why.contains("can be written by others"), "{why}");
     std::fs::hard_link(&log, folder.path().join("second")).expect("a link");
-    assert!(listed.open_log(&log, "app").expect_err("two names").contains("hard links"));
+    assert!(listed.open_log(&log, "app").expect_err("two names").to_string().contains("hard links"));
     let up = folder.path().join("../").join(folder.path().file_name().expect("a name")).join("up.log");
     assert!(listed.open_log(&up, "app").is_err(), "a path that leaves the listed folder");
     let outside = root_only_folder();
@@ -103,13 +103,15 @@ fn a_walk_follows_own_links_and_checks_what_others_could_exchange() {
     assert!(path("real/a/b/x.log").is_file(), "missing directories are created");
     symlink(path("loop"), path("loop")).expect("a link");
     assert!(rights.open_log(&path("loop/x.log"), "x").is_err());
-    assert!(rights.open_log(Path::new("x.log"), "x").expect_err("relative").contains("not absolute"));
+    assert!(
+        rights.open_log(Path::new("x.log"), "x").expect_err("relative").to_string().contains("not absolute")
+    );
     assert!(rights.open_log(&path("real/a/b/x.log/y"), "x").is_err(), "a file is not a directory");
     // /tmp can be written by all: a file of another user there is not written to.
     std::fs::write(path("theirs"), "").expect("a file");
     if is_root() {
         chown(path("theirs"), Some(65534), None).expect("another owner");
-        let why = rights.open_log(&path("theirs"), "x").expect_err("another owner");
+        let why = rights.open_log(&path("theirs"), "x").expect_err("another owner").to_string();
         assert!(why.contains("use a directory that only") && !why.contains("chown"), "{why}");
     }
 }
@@ -124,15 +126,20 @@ async fn work_that_hangs_uses_up_the_permits_of_its_user_only() {
     let stuck = (0..MAX_PER_USER + 1).map(|_| {
         let wait = Arc::clone(&wait);
         rights.run(FileWork::Sums, "wait", move |_| {
-            wait.lock().map_err(|_| String::new())?.recv().map_err(|_| String::new())
+            let _ = wait.lock().map(|wait| wait.recv());
+            Ok::<_, UserFileError>(())
         })
     });
     let answers = futures_util::future::join_all(stuck).await;
-    assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|why| why.contains("within 10 s"))));
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.as_ref().is_err_and(|why| why.to_string().contains("within 10 s")))
+    );
     tokio::time::resume();
     let missing = rights.read_pid_file("/no/such.pid").await.expect("pid files have their own permits");
     assert!(matches!(missing, PidEntry::None(_)), "{missing:?}");
     drop(release);
-    let free = async { rights.run(FileWork::Sums, "go on", |_| Ok(())).await };
+    let free = async { rights.run(FileWork::Sums, "go on", |_| Ok::<_, UserFileError>(())).await };
     free.await.expect("permits come back with their threads");
 }

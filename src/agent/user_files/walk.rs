@@ -15,6 +15,8 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, fstat, fstatfs, mkdirat, open, openat, readlinkat, statat,
 };
 
+use crate::permissions::user_name;
+
 /// Which components a walk accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkRule {
@@ -28,23 +30,33 @@ pub enum WalkRule {
 }
 
 /// Why a file of a spec cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    Io(io::Error),
+    #[error("{0}")]
+    Io(#[source] io::Error),
+    #[error("the path is not absolute")]
     NotAbsolute,
     /// The file itself is a link.
+    #[error("the file is a symbolic link")]
     Link,
     /// A link in the path that belongs to an untrusted user.
+    #[error("{} is a symbolic link of user {}", .0.display(), user_name(*.1))]
     ForeignLink(PathBuf, u32),
     /// Not a regular file.
+    #[error("the path is {0}, not a regular file")]
     Kind(&'static str),
+    #[error("the file is larger than {0} bytes")]
     TooLarge(u64),
     /// A file of this user in a directory that others can write.
+    #[error("the file belongs to user {} and others can write its directory", user_name(*.0))]
     Owner(u32),
     /// A file with several hard links in a directory that others can write.
+    #[error("the file has several hard links and others can write its directory")]
     HardLinks,
     /// A component that others than root can write, under [`WalkRule::RootOnly`].
+    #[error("the host policy lists the path, but {} can be written by others than root", .0.display())]
     Exposed(PathBuf),
+    #[error("the file {0}")]
     Content(&'static str),
 }
 

@@ -20,13 +20,13 @@ use serde_json::{Value, json};
 use self::observe::{FullObservation, gaps};
 use self::operations::{RowWire, TaskWire};
 use super::{
-    Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Scope,
-    Task, Watermark, name_of_move,
+    Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Refusal,
+    RefusalReason, Scope, Task, Watermark, name_of_move,
 };
 use crate::contract::FoundTask;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
-use crate::http::{ApiClient, ApiEndpoint, CallError};
+use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
 
 /// Timeout of one call.
@@ -41,7 +41,7 @@ pub struct Abide {
 }
 
 impl Abide {
-    pub fn new(access: &ApiEndpoint) -> Result<Abide, String> {
+    pub fn new(access: &ApiEndpoint) -> Result<Abide, ClientError> {
         let generation = AtomicU64::new(0);
         Ok(Abide { calls: ApiClient::new(access)?, generation, early: Mutex::new(None) })
     }
@@ -180,12 +180,13 @@ impl Backend for Abide {
 
 impl From<CallError> for BackendError {
     fn from(broken: CallError) -> BackendError {
+        let reason = RefusalReason::of(&broken);
         match broken {
             CallError::Unreachable(why) => BackendError::Unreachable(why),
             CallError::NoAnswer(_) | CallError::Redirected { may_have_run: true, .. } => {
                 BackendError::NoAnswer
             }
-            CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why),
+            CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why.into()),
             CallError::Refused { status, code, message } => {
                 let known = EnvelopeCode(code);
                 let busy = [
@@ -197,7 +198,7 @@ impl From<CallError> for BackendError {
                     () if status == 429 || busy.contains(&known) => BackendError::Busy(message),
                     // A proxy responded: whether the gateway executed the call is unknown.
                     () if status >= 500 && (code == 0 || known.meaning().is_none()) => BackendError::NoAnswer,
-                    () => BackendError::Refused(format!("{message} (code {code})")),
+                    () => BackendError::Refused(Refusal::new(reason, format!("{message} (code {code})"))),
                 }
             }
         }
@@ -205,7 +206,8 @@ impl From<CallError> for BackendError {
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
-    serde_json::from_str(text).map_err(|error| BackendError::Refused(format!("invalid response: {error}")))
+    serde_json::from_str(text)
+        .map_err(|error| BackendError::invalid_response(format!("invalid response: {error}")))
 }
 
 /// Percent-encodes a page key for a URL.
@@ -223,11 +225,15 @@ mod tests {
     fn only_the_gateway_itself_refuses() {
         let fault =
             |status, code| BackendError::from(CallError::Refused { status, code, message: "no".to_owned() });
+        let refused = |reason, text: &str| BackendError::Refused(Refusal::new(reason, text));
         assert_eq!(
             fault(200, EnvelopeCode::BAD_REQUEST.0),
-            BackendError::Refused("no (code 1900400)".to_owned())
+            refused(RefusalReason::Other, "no (code 1900400)")
         );
-        assert_eq!(fault(409, EnvelopeCode::TAKEN.0), BackendError::Refused("no (code 1900409)".to_owned()));
+        assert_eq!(fault(409, EnvelopeCode::TAKEN.0), refused(RefusalReason::Other, "no (code 1900409)"));
+        let not_allowed = EnvelopeCode::NOT_ALLOWED.0;
+        assert_eq!(fault(403, not_allowed), refused(RefusalReason::NotPermitted, "no (code 1900403)"));
+        assert_eq!(fault(401, not_allowed), refused(RefusalReason::WrongCredentials, "no (code 1900403)"));
         assert_eq!(fault(200, EnvelopeCode::STORE_FAILED.0), BackendError::Busy("no".to_owned()));
         assert_eq!(fault(503, EnvelopeCode::CONCURRENCY_LIMITED.0), BackendError::Busy("no".to_owned()));
         assert_eq!(fault(429, 0), BackendError::Busy("no".to_owned()));

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Abide, read};
-use crate::backend::{BackendError, Operation, OperationState, OperationStatus};
-use crate::gse::codes::GseOp;
+use crate::backend::{BackendError, Operation, OperationState, OperationStatus, RowState};
+use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
 use crate::model::{Dialect, Host, HostKey, Op};
 
@@ -88,7 +88,8 @@ impl Abide {
             let rows: HashMap<String, RowWire> = match asked {
                 Ok(text) => read(&text)?,
                 Err(fault @ (BackendError::Refused(_) | BackendError::Unreachable(_))) => {
-                    let failed = OperationState::Failed { code: 0, message: fault.to_string() };
+                    let failed =
+                        OperationState::Failed { state: RowState::Unreported, message: fault.to_string() };
                     answered.extend(orders.iter().map(|order| answer(order, failed.clone())));
                     continue;
                 }
@@ -120,10 +121,10 @@ pub(super) struct RowWire {
 
 impl RowWire {
     pub(super) fn outcome(&self) -> OperationState {
-        match self.error_code {
-            0 => OperationState::Done,
-            115 | 1_015_012 => OperationState::InProgress,
-            code => OperationState::Failed { code, message: self.error_msg.clone() },
+        match RowCode(self.error_code) {
+            RowCode::DONE => OperationState::Done,
+            RowCode::RUNNING | RowCode::STOPPING => OperationState::InProgress,
+            code => OperationState::Failed { state: RowState::of(code), message: self.error_msg.clone() },
         }
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn observed_instance(
         }
     };
     Ok(ObservedInstance {
-        unknown: false,
+        unknown: row.unknown,
         registered: Some(row.registered),
         hosted: Some(row.hosted),
         running: Some(row.running),
@@ -80,14 +80,14 @@ fn whole(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, Ba
 fn redacted(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, BackendError> {
     let wire: ReportedSpec<SpecWire> = read(text)?;
     let bytes = u128::from_str_radix(&wire.sum, 16);
-    let sum = bytes.map_err(|_| BackendError::Refused("invalid response: sum is not hex".to_owned()))?;
+    let sum = bytes.map_err(|_| BackendError::invalid_response("invalid response: sum is not hex"))?;
     Ok(HashedSpec::redacted(spec(&wire.spec, labels)?, wire.revision, sum.to_be_bytes()))
 }
 
 fn spec(wire: &SpecWire, labels: &BTreeMap<String, String>) -> Result<Spec, BackendError> {
     let mut spec = wire
         .spec()
-        .map_err(|wrong| BackendError::Refused(format!("invalid spec in the response: {wrong}")))?;
+        .map_err(|wrong| BackendError::invalid_response(format!("invalid spec in the response: {wrong}")))?;
     spec.labels = labels.clone();
     Ok(spec)
 }

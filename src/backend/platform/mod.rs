@@ -22,11 +22,13 @@ use serde_json::json;
 
 use self::transport::{Transport, error_of_query, error_of_write};
 use self::wire::{Item, PlatformRequest, ResponseKind};
-use super::{Backend, BackendError, InstanceQuery, Operation, OperationState, OperationStatus, Scope, Task};
+use super::{
+    Backend, BackendError, InstanceQuery, Operation, OperationState, OperationStatus, RowState, Scope, Task,
+};
 use crate::backoff::BackoffPolicy;
 use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
-use crate::http::{ApiEndpoint, CallError};
+use crate::http::{ApiEndpoint, CallError, ClientError};
 use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
 
 /// Attempts of a read-only call, and the first delay between them.
@@ -48,7 +50,7 @@ impl Platform {
         business: Option<Business>,
         supplier: Option<u64>,
         pace: Pace,
-    ) -> Result<Platform, String> {
+    ) -> Result<Platform, ClientError> {
         let is_third = matches!(business, Some(Business::Scope { .. }));
         let line = Transport::new(access, dialect, is_third, pace)?;
         Ok(Platform { line, wire: wire::Wire { dialect, business, supplier }, pace })
@@ -89,7 +91,8 @@ impl Platform {
     ) -> Result<T, CallError> {
         let text = self.line.ask(name, body).await?;
         // The call may have been executed although its response is invalid.
-        serde_json::from_str(&text).map_err(|error| CallError::NoAnswer(format!("invalid response: {error}")))
+        serde_json::from_str(&text)
+            .map_err(|error| CallError::NoAnswer(format!("invalid response: {error}").into()))
     }
 
     /// A read-only call, retried if no response was received.
@@ -180,7 +183,7 @@ fn outcome(row: &Row) -> OperationState {
     match row.code() {
         RowCode::DONE => OperationState::Done,
         RowCode::RUNNING | RowCode::STOPPING => OperationState::InProgress,
-        RowCode(code) => OperationState::Failed { code, message: row.error_msg.clone() },
+        code => OperationState::Failed { state: RowState::of(code), message: row.error_msg.clone() },
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use super::super::BackendError;
+use super::super::{BackendError, Refusal, RefusalReason};
 use crate::backoff::BackoffPolicy;
 use crate::gse::codes::EnvelopeCode;
-use crate::http::{ApiClient, ApiEndpoint, CallError};
+use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
 use crate::model::Dialect;
 
 /// Rate limits of a platform.
@@ -57,7 +57,7 @@ impl Transport {
         dialect: Dialect,
         is_third: bool,
         pace: Pace,
-    ) -> Result<Transport, String> {
+    ) -> Result<Transport, ClientError> {
         let mut credentials = Map::new();
         let in_body = match dialect {
             Dialect::GseV1 | Dialect::GseV2 | Dialect::Job => true,
@@ -158,7 +158,7 @@ fn is_busy(broken: &CallError) -> bool {
 /// Error of a read-only call, which changes nothing whether it was executed or not.
 pub fn error_of_query(broken: CallError) -> BackendError {
     match broken {
-        CallError::Redirected { why, .. } => BackendError::Unreachable(why),
+        CallError::Redirected { why, .. } => BackendError::Unreachable(why.into()),
         broken => error_of_write(broken),
     }
 }
@@ -168,14 +168,18 @@ pub fn error_of_write(broken: CallError) -> BackendError {
     match &broken {
         CallError::Unreachable(why) => BackendError::Unreachable(why.clone()),
         CallError::NoAnswer(_) | CallError::Redirected { may_have_run: true, .. } => BackendError::NoAnswer,
-        CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why.clone()),
+        CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why.as_str().into()),
         CallError::Refused { .. } if is_busy(&broken) => BackendError::Busy(broken.to_string()),
         CallError::Refused { status, code, .. } if *status >= 500 || *code == EnvelopeCode::NO_GSE.0 => {
             BackendError::NoAnswer
         }
-        CallError::Refused { code: 0, message, status } => {
-            BackendError::Refused(format!("{message} (HTTP {status})"))
-        }
-        CallError::Refused { code, message, .. } => BackendError::Refused(format!("{message} (code {code})")),
+        CallError::Refused { code: 0, message, status } => BackendError::Refused(Refusal::new(
+            RefusalReason::of(&broken),
+            format!("{message} (HTTP {status})"),
+        )),
+        CallError::Refused { code, message, .. } => BackendError::Refused(Refusal::new(
+            RefusalReason::of(&broken),
+            format!("{message} (code {code})"),
+        )),
     }
 }

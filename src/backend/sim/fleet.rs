@@ -5,11 +5,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::backend::Operation;
+use crate::backend::{Operation, RowState};
 use crate::model::{
     AutoType, Dialect, Field, HashedSpec, InstanceKey, KnownSpec, LastRun, ObservedInstance, Op, Spec,
     SpecRevision,
 };
+
+/// Why an operation changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PreconditionError {
+    #[error("{op} {instance}: {why}")]
+    Operation { op: Op, instance: InstanceKey, why: &'static str },
+    #[error("{0} is still supervised")]
+    StillSupervised(InstanceKey),
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
@@ -138,15 +147,15 @@ impl Fleet {
     }
 
     /// The result of an operation that meets a foreign process or registration; `None`: there is none.
-    pub fn answer_of_others(&mut self, order: &Operation) -> Option<(i64, &'static str)> {
+    pub fn answer_of_others(&mut self, order: &Operation) -> Option<(RowState, &'static str)> {
         let proc = self.procs.get(&order.instance);
         let other = proc.filter(|proc| proc.given.is_some() && proc.owner != order.owner);
         if order.op == Op::Register && !order.registered && other.is_some() {
-            return Some((850, "the process is already registered"));
+            return Some((RowState::AlreadyRegistered, "the process is already registered"));
         }
         let pid = *self.strangers.get(&order.instance)?;
         match order.op {
-            Op::Start => return Some((828, "the process is already running")),
+            Op::Start => return Some((RowState::AlreadyRunning, "the process is already running")),
             Op::Supervise => {
                 // Supervision adopts the existing process.
                 let used = if habits(self.dialect).uses_given {
@@ -238,7 +247,7 @@ impl Fleet {
     }
 
     /// Executes one operation. `Err`: its precondition does not hold, and nothing changed.
-    pub fn carry_out(&mut self, order: &Operation) -> Result<(), String> {
+    pub fn carry_out(&mut self, order: &Operation) -> Result<(), PreconditionError> {
         let habits = habits(self.dialect);
         let mut proc = self.taken_over(order)?;
         let given = proc.given.clone();
@@ -247,7 +256,7 @@ impl Fleet {
         let uses_given = habits.uses_given && order.op != Op::Register;
         let used = if uses_given { given.clone() } else { sent };
         if let Some(why) = self.refusal(order, &proc, &used, uses_given) {
-            return Err(format!("{} {}: {why}", order.op, order.instance));
+            return Err(PreconditionError::Operation { op: order.op, instance: order.instance.clone(), why });
         }
         match order.op {
             Op::Register => proc.given = used,
@@ -364,7 +373,7 @@ impl Fleet {
     }
 
     /// The instance of an operation: by its name, or by its earlier name.
-    fn taken_over(&self, order: &Operation) -> Result<Proc, String> {
+    fn taken_over(&self, order: &Operation) -> Result<Proc, PreconditionError> {
         let own = self.procs.get(&order.instance).cloned();
         let there =
             own.as_ref().is_some_and(|proc| proc.given.is_some() || proc.hosted || proc.live.is_some());
@@ -373,7 +382,7 @@ impl Fleet {
                 let old = self.procs.get(from).cloned().unwrap_or_default();
                 let keyed = matches!(self.dialect, Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw);
                 if old.hosted && keyed {
-                    return Err(format!("{from} is still supervised"));
+                    return Err(PreconditionError::StillSupervised(from.clone()));
                 }
                 Ok(old)
             }

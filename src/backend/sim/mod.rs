@@ -17,8 +17,8 @@ pub use fleet::{Fleet, Held, Proc};
 use tokio::sync::mpsc::Sender;
 
 use super::{
-    Backend, BackendError, ChangeEvent, ChangeStream, Operation, OperationState, OperationStatus, Scope,
-    Task, Watermark,
+    Backend, BackendError, ChangeEvent, ChangeStream, Operation, OperationState, OperationStatus, Refusal,
+    RefusalReason, RowState, Scope, Task, Watermark,
 };
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, ObservedInstance, Time};
 
@@ -232,14 +232,19 @@ impl Inner {
 
     fn carry_out(&mut self, order: &Operation) -> OperationState {
         if self.dead.contains(&order.instance.host) {
-            return OperationState::Failed { code: 117, message: "the agent does not respond".to_owned() };
+            return OperationState::Failed {
+                state: RowState::AgentMissing,
+                message: "the agent does not respond".to_owned(),
+            };
         }
-        if let Some((code, message)) = self.fleet.answer_of_others(order) {
-            return OperationState::Failed { code, message: message.to_owned() };
+        if let Some((state, message)) = self.fleet.answer_of_others(order) {
+            return OperationState::Failed { state, message: message.to_owned() };
         }
         match self.fleet.carry_out(order) {
             Ok(()) => OperationState::Done,
-            Err(message) => OperationState::Failed { code: 65535, message },
+            Err(error) => {
+                OperationState::Failed { state: RowState::CommandFailed, message: error.to_string() }
+            }
         }
     }
 
@@ -312,8 +317,9 @@ impl Inner {
         if self.chance.hits(self.faults.lost_replies) {
             return Err(BackendError::NoAnswer);
         }
-        let rows =
-            self.tasks.get(&task).ok_or_else(|| BackendError::Refused(format!("unknown task {task}")))?;
+        let rows = self.tasks.get(&task).ok_or_else(|| {
+            BackendError::Refused(Refusal::new(RefusalReason::Other, format!("unknown task {task}")))
+        })?;
         let reported = rows.iter().filter(|row| !row.missing).map(|row| OperationStatus {
             order: row.order.id.clone(),
             instance: row.order.instance.clone(),

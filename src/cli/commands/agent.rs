@@ -17,6 +17,7 @@ use crate::cli::systemd::Systemd;
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
 use crate::contract::{self, RefusedLaunch, RefusedLaunches};
+use crate::error_chain::chain;
 use crate::http::{AddressError, ClientConfig};
 use crate::malloc;
 use crate::model::HostKey;
@@ -105,7 +106,7 @@ pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
         let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
         return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or omit --ca-only"));
     }
-    args.client_config().client(join).map_err(refused)?;
+    args.client_config().client(join).map_err(|error| refused(chain(&error)))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
@@ -123,15 +124,15 @@ async fn run_until_stopped(
 ) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
-    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     policy.log();
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
     // The session waits for a missing token file, as it does for an unreachable gateway.
     if token_file.exists() {
-        require_private(token_file).map_err(failed)?;
+        require_private(token_file).map_err(|error| failed(chain(&error)))?;
     }
-    let agent = agent_name(&args.data).map_err(failed)?;
+    let agent = agent_name(&args.data).map_err(|error| failed(chain(&error)))?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (reports, outgoing) = mpsc::unbounded_channel();
     let supervisor = Supervisor::open(&args.data, Duration::from_secs(args.check_secs), policy, reports)
@@ -154,7 +155,7 @@ async fn run_until_stopped(
         }
     };
     tokio::select! {
-        ended = serve(joining, supervisor, outgoing, ready, stopped) => ended.map_err(failed)?,
+        ended = serve(joining, supervisor, outgoing, ready, stopped) => ended.map_err(|error| failed(chain(&error)))?,
         exit = signals.shutdown_signal() => {
             systemd.stopping();
             let _ = stop.send(true);
@@ -167,7 +168,7 @@ async fn run_until_stopped(
 /// Lists the instances that the next launch would refuse.
 fn check_policy(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
-    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     if let Err(error) = std::fs::metadata(args.data.join("agent.db")) {
         let folder = args.data.display();
         return Err(match error.kind() {

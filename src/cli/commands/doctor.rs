@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
-use crate::backend::{AnyBackend, Backend, BackendError};
+use crate::backend::{AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
 use crate::cli::local::Home;
 use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
-use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, TargetCause, runtime};
+use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::contract::HostEntry;
+use crate::error_chain::chain;
 use crate::permissions::check_private;
 
 /// Check config, target, credentials, clocks, agents and limits
@@ -79,7 +80,7 @@ fn local() -> Vec<Finding> {
         }
         Some(Err(refused)) => {
             let todo = "the local system refuses to start: other users could change files that it trusts";
-            findings.push(Finding::Bad(refused, todo.to_owned()));
+            findings.push(Finding::Bad(chain(&refused), todo.to_owned()));
         }
         Some(Ok(Some(warning))) => {
             let todo = "the folder holds the specs of processes, with their secrets";
@@ -102,8 +103,11 @@ fn host_policy(home: &Home) -> Vec<Finding> {
     let named = std::env::var_os("ABIDE_AGENT_POLICY").filter(|file| !file.is_empty()).map(PathBuf::from);
     let policy = match HostPolicy::read(named.as_deref()) {
         Ok(policy) => policy,
-        Err(why) => {
-            return vec![Finding::Bad(why, "fix the file: the agent does not start with it".to_owned())];
+        Err(error) => {
+            return vec![Finding::Bad(
+                chain(&error),
+                "fix the file: the agent does not start with it".to_owned(),
+            )];
         }
     };
     let folder = home.path("agent");
@@ -138,13 +142,12 @@ async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostEntry>>, BackendEr
 
 /// The remedy for an error of the target.
 fn remedy(error: &BackendError) -> &'static str {
-    let text = error.to_string();
-    if error.needs_every_namespace() {
-        NAMESPACES_HINT
-    } else if text.contains("credentials") || text.contains("401") {
-        "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
-    } else {
-        "check the address, and that a gateway listens there: `curl URL/healthz` prints ok"
+    match error {
+        BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted => NAMESPACES_HINT,
+        BackendError::Refused(refusal) if refusal.reason == RefusalReason::WrongCredentials => {
+            "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
+        }
+        _ => "check the address, and that a gateway listens there: `curl URL/healthz` prints ok",
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
 use crate::cli::output::print::{self, Printer, count, visible};
 use crate::cli::{Exit, Failure};
 use crate::import::{self, ImportNote, ImportOptions, Kind};
@@ -69,8 +69,8 @@ fn kind_parser() -> impl TypedValueParser<Value = Kind> {
         .map(|word| Kind::ALL.into_iter().find(|kind| kind.word() == word).unwrap_or(Kind::Supervisord))
 }
 
-fn folder(text: &str) -> Result<String, String> {
-    if text.starts_with('/') { Ok(text.to_owned()) } else { Err("must be an absolute path".to_owned()) }
+fn folder(text: &str) -> Result<String, InvalidValue> {
+    if text.starts_with('/') { Ok(text.to_owned()) } else { Err(InvalidValue("must be an absolute path")) }
 }
 
 pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {

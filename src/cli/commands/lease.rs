@@ -129,7 +129,7 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
     let (owner, kind) = (&args.owner, args.kind.word());
     let name = format!("{kind}/{owner}");
     let reset = runtime()?.block_on(async {
-        let known = live.state.leases().await?.iter().any(|(known, _)| *known == name);
+        let known = live.state.has_lease(&name).await?;
         // A mistyped owner must not leave a lease behind.
         match known || args.generation > 0 {
             true => live.state.reset_lease(&name, args.generation, args.force).await.map(Some),

@@ -11,14 +11,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::cli::args::parse_switch;
+use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::output::print::Printer;
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
-use crate::gateway::auth::{Apps, Authenticator, Tokens};
+use crate::error_chain::chain;
+use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
 use crate::gateway::{Gateway, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
-use crate::permissions::{Above, close_to_others, own_uid, refuse_changeable, require_private};
+use crate::permissions::{
+    Above, PermissionError, close_to_others, own_uid, refuse_changeable, require_private,
+};
 use crate::store::{Embedded, Error};
 
 /// Run the gateway: GSE and JOB process API for clients and agents
@@ -79,11 +82,11 @@ pub struct GatewayLimitArgs {
     pub request_secs: u64,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+fn at_least_one(text: &str) -> Result<usize, InvalidValue> {
     match text.parse() {
-        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(0) => Err(InvalidValue("must be at least 1")),
         Ok(number) => Ok(number),
-        Err(_) => Err("not a whole number".to_owned()),
+        Err(_) => Err(InvalidValue("not a whole number")),
     }
 }
 
@@ -106,22 +109,24 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let file = args.apps.clone();
     let apps = watch_file(vec![file.clone()], move || {
         let apps = Apps::read(&file)?;
-        require_private(&file).map(|()| apps)
+        require_private(&file)?;
+        Ok::<_, CredentialsFileError>(apps)
     });
-    let apps = apps.map_err(failed)?;
+    let apps = apps.map_err(|error| failed(chain(&error)))?;
     let tokens = match &args.agent_token_file {
         None => Reloadable::fixed(Tokens::default()),
         Some(file) => {
             let file = file.clone();
             let tokens = watch_file(vec![file.clone()], move || {
                 let tokens = Tokens::read(&file)?;
-                require_private(&file).map(|()| tokens)
+                require_private(&file)?;
+                Ok::<_, CredentialsFileError>(tokens)
             });
-            tokens.map_err(failed)?
+            tokens.map_err(|error| failed(chain(&error)))?
         }
     };
     let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(Tls::watch_files(cert, key).map_err(failed)?),
+        (Some(cert), Some(key)) => Some(Tls::watch_files(cert, key).map_err(|error| failed(chain(&error)))?),
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -191,8 +196,8 @@ impl RunningGateway {
         let maintenance = tokio::spawn({
             let gateway = Arc::clone(&gateway);
             async move {
-                let why = gateway.run_maintenance().await;
-                let _ = broke.send(Some(format!("cannot use the store: {why:?}")));
+                let error = gateway.run_maintenance().await;
+                let _ = broke.send(Some(format!("cannot use the store: {}", chain(&error))));
             }
         });
         let serving = tokio::spawn(serve(listener, router, stopped));
@@ -232,7 +237,8 @@ pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
         Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;
-    close_to_others(folder, &["store.db", "store.db-wal", "store.db-shm"]).map_err(failed)?;
+    close_to_others(folder, &["store.db", "store.db-wal", "store.db-shm"])
+        .map_err(|error| failed(chain(&error)))?;
     Ok(store)
 }
 
@@ -257,8 +263,8 @@ pub fn private_file(file: &Path) -> Result<(), Failure> {
     }
 }
 
-fn unsafe_path(why: String) -> Failure {
-    Failure::new(Exit::Failed, why).hint("other users could change what this program trusts")
+fn unsafe_path(error: PermissionError) -> Failure {
+    Failure::new(Exit::Failed, chain(&error)).hint("other users could change what this program trusts")
 }
 
 const SIGXFSZ: i32 = 25;

@@ -22,6 +22,7 @@ use crate::cli::systemd::Systemd;
 use crate::cli::target::{LocalStart, TargetArgs};
 use crate::cli::{Exit, Failure};
 use crate::dashboard::{self, AccessControl};
+use crate::error_chain::chain;
 
 use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Authenticator, Tokens};
@@ -85,7 +86,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let mut signals = Signals::listen()?;
     let home = Home::find()?;
     home.create()?;
-    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     policy.log();
     let Some(_served) = server_lock(&home, args.background, printer)? else { return Ok(Exit::Done) };
     let authenticator = local_authenticator(&home)?;
@@ -266,7 +267,7 @@ impl LocalAgent {
         let joining = JoinConfig {
             url: url.to_owned(),
             token_file: home.path("token"),
-            agent: agent_name(&folder).map_err(failed)?,
+            agent: agent_name(&folder).map_err(|error| failed(chain(&error)))?,
             hosts,
             calling: ClientConfig::default(),
         };

@@ -11,7 +11,8 @@ use serde::Deserialize;
 use super::config_files::Definition;
 use crate::backend::{Abide, AnyBackend, Business, Pace, Platform};
 use crate::cli::{Exit, Failure};
-use crate::http::{AddressError, ApiEndpoint, ClientConfig};
+use crate::error_chain::chain;
+use crate::http::{AddressError, ApiEndpoint, ClientConfig, ClientError};
 use crate::model::Dialect;
 
 #[derive(Debug, Default, Deserialize)]
@@ -181,7 +182,7 @@ impl Entry {
     pub fn client(&self, name: &str) -> Result<AnyBackend, Failure> {
         let dialect = self.dialect(name)?;
         let access = self.access(name)?;
-        let broken = |why: String| unusable(name, &why);
+        let broken = |error: ClientError| unusable(name, &chain(&error));
         if dialect == Dialect::Abide {
             return Ok(AnyBackend::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
         }

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use crate::backend::{Abide, AnyBackend, Backend, BackendError};
+use crate::backend::{Abide, AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::plan::source::source_changed;
 use crate::cli::output::print::count;
 use crate::cli::{Exit, Failure};
 use crate::contract::{HostEntry, Hosting, ObservedProcess, ProcessRow, TargetProcess};
 use crate::engine::pin::Pin;
 use crate::engine::{ApplyError, ConnectedTarget};
-use crate::gse::codes::EnvelopeCode;
 use crate::model::{
     Desired, Dialect, Hold, HoldReason, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance,
     Pause, SyncStatus, Time,
@@ -30,15 +29,13 @@ pub trait TargetCause: Display {
 
 impl TargetCause for Error {
     fn needs_every_namespace(&self) -> bool {
-        matches!(self, Error::Refused { code, .. } if *code == EnvelopeCode::NOT_ALLOWED.0)
+        matches!(self, Error::Refused { source, .. } if RefusalReason::of(source) == RefusalReason::NotPermitted)
     }
 }
 
 impl TargetCause for BackendError {
     fn needs_every_namespace(&self) -> bool {
-        // Wrong credentials have the same code.
-        let code = format!("(code {})", EnvelopeCode::NOT_ALLOWED.0);
-        matches!(self, BackendError::Refused(why) if why.ends_with(&code) && !why.contains("credentials"))
+        matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 }
 

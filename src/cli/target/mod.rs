@@ -9,7 +9,7 @@ pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};
 pub use trust::Trust;
 
 pub use crate::engine::ConnectedTarget;
-pub use connected::{NAMESPACES_HINT, TargetCause, two_rows};
+pub use connected::{NAMESPACES_HINT, two_rows};
 
 use std::path::PathBuf;
 
@@ -18,7 +18,8 @@ use super::commands::serve::private_folder;
 use super::local::Home;
 use super::{Exit, Failure};
 use crate::backend::{Abide, AnyBackend};
-use crate::http::ApiClient;
+use crate::error_chain::chain;
+use crate::http::{ApiClient, ClientError};
 use crate::reconcile::Caps;
 use crate::store::{AnyStore, Embedded, Remote};
 
@@ -91,7 +92,8 @@ impl TargetArgs {
     /// Connects to the local system, without the config file.
     pub fn connect_local(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = "local".to_owned();
-        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+        let broken =
+            |error: ClientError| Failure::new(Exit::Unreachable, format!("target {name}: {}", chain(&error)));
         let home = Home::find()?;
         let access = match start {
             LocalStart::OnDemand => Some(home.start()?),
@@ -156,7 +158,7 @@ impl TargetArgs {
             );
         };
         let calls = ApiClient::new(&entry.access(name)?);
-        Ok(Remote::new(calls.map_err(|why| unusable(name, &why))?))
+        Ok(Remote::new(calls.map_err(|error| unusable(name, &chain(&error)))?))
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{Chains, Flight, REGISTERED_ALREADY, RUNS_ALREADY, Run};
-use crate::backend::{Backend, BackendError, InstanceQuery, OperationState, OperationStatus};
+use crate::backend::{Backend, BackendError, InstanceQuery, OperationState, OperationStatus, RowState};
 use crate::execute::lost_reply::{Inference, infer_outcome, operation_timeout};
 use crate::execute::{StepOutcome, in_time};
 use crate::model::{AutoType, Op, Step};
@@ -16,8 +16,6 @@ use crate::store::Store;
 
 /// A target that does not reply for this long is unreachable: the outcome of sent steps is unknown.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
-/// Row code of a start that found a process running.
-const ALREADY_RUNNING: i64 = 828;
 /// Minimum time for an observation close to the deadline.
 const MIN_OBSERVE_TIME: Duration = Duration::from_secs(1);
 
@@ -72,38 +70,42 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         ready: &mut VecDeque<&'s Step>,
     ) {
         for OperationStatus { order, result, .. } in answers {
-            let (code, message) = match result {
+            let (state, message) = match result {
                 OperationState::InProgress => continue,
-                OperationState::Done => (0, String::new()),
-                OperationState::Failed { code, message } => (code, message),
+                OperationState::Done => (RowState::Done, String::new()),
+                OperationState::Failed { state, message } => (state, message),
             };
             let Some(step) = flight.steps.remove(&order) else { continue };
-            let (outcome, message) = self.outcome_of_code(step, code, message);
-            self.close(step, outcome, code, message, flight.begun, chains, ready);
+            let (outcome, message) = self.outcome_of(step, state, message);
+            self.close(step, outcome, state, message, flight.begun, chains, ready);
         }
     }
 
-    /// Maps a row code to an outcome. Some codes mean that there was nothing to do.
-    fn outcome_of_code(&self, step: &Step, code: i64, message: String) -> (StepOutcome, String) {
-        match (step.op, code) {
-            (_, 0) => (StepOutcome::Done, String::new()),
+    /// Maps a row's state to an outcome. Some states mean that there was nothing to do.
+    fn outcome_of(&self, step: &Step, state: RowState, message: String) -> (StepOutcome, String) {
+        match (step.op, state) {
+            (_, RowState::Done) => (StepOutcome::Done, String::new()),
             // Without our label or ledger entry these mean that another owner has it.
-            (Op::Start, 828) if self.is_foreign(step) => {
+            (Op::Start, RowState::AlreadyRunning) if self.is_foreign(step) => {
                 (StepOutcome::Failed, format!("{RUNS_ALREADY} ({message})"))
             }
-            (Op::Register, 850) => (StepOutcome::Failed, format!("{REGISTERED_ALREADY} ({message})")),
-            (Op::Start, 828) if self.runs_as_wanted(step) => (StepOutcome::AlreadySo, message),
-            (Op::Start, 828) => {
+            (Op::Register, RowState::AlreadyRegistered) => {
+                (StepOutcome::Failed, format!("{REGISTERED_ALREADY} ({message})"))
+            }
+            (Op::Start, RowState::AlreadyRunning) if self.runs_as_wanted(step) => {
+                (StepOutcome::AlreadySo, message)
+            }
+            (Op::Start, RowState::AlreadyRunning) => {
                 let why = "process runs already, with another spec: a restart is needed";
                 (StepOutcome::Failed, format!("{why} ({message})"))
             }
-            (Op::Stop | Op::Kill, 829) => (StepOutcome::AlreadySo, message),
+            (Op::Stop | Op::Kill, RowState::NotRunning) => (StepOutcome::AlreadySo, message),
             // A one-shot has ended by the time it is checked.
-            (Op::Start, 836) if is_once(step) && !self.terms.settings.caps.reads_health => {
+            (Op::Start, RowState::CheckFailed) if is_once(step) && !self.terms.settings.caps.reads_health => {
                 (StepOutcome::Done, message)
             }
             // Our gateway ended the row without a result: the agent may have executed the operation, or may still.
-            (_, 1_900_504) => (StepOutcome::Unknown, message),
+            (_, RowState::NoResult) => (StepOutcome::Unknown, message),
             _ => (StepOutcome::Failed, message),
         }
     }
@@ -113,7 +115,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         if self.terms.settings.caps.reads_specs {
             return true;
         }
-        let entry = self.known.get(&step.instance);
+        let entry = self.ledger.known.get(&step.instance);
         let live = entry.and_then(|entry| entry.live.as_ref().or(entry.given.as_ref()));
         match (live, &step.spec) {
             (Some(live), Some(wanted)) => live.spec == ***wanted || live.revision == step.revision,
@@ -171,11 +173,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 Err(_) => Inference::Unknown,
             };
             let is_last = only.is_some() || flight.begun.elapsed() > operation_timeout(step, slow);
-            let mut code = 0;
+            let mut state = RowState::Unreported;
             let (outcome, message) = match inferred {
                 Inference::Done => (StepOutcome::Done, String::new()),
                 Inference::NotOurs => {
-                    code = ALREADY_RUNNING;
+                    state = RowState::AlreadyRunning;
                     (StepOutcome::Failed, RUNS_ALREADY.to_owned())
                 }
                 Inference::Again => {
@@ -191,13 +193,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 ),
             };
             flight.steps.remove(&id);
-            self.close(step, outcome, code, message, flight.begun, chains, ready);
+            self.close(step, outcome, state, message, flight.begun, chains, ready);
         }
     }
 
     fn give_up(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
         for step in flight.steps.into_values() {
-            self.end(step, StepOutcome::Unknown, 0, why.to_owned(), flight.begun);
+            self.end(step, StepOutcome::Unknown, RowState::Unreported, why.to_owned(), flight.begun);
             self.skip_rest(chains, step);
         }
     }

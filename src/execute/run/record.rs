@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::poll::is_once;
 use super::{Chains, Run};
-use crate::backend::{Backend, InstanceQuery};
+use crate::backend::{Backend, InstanceQuery, RowState};
 use crate::execute::lost_reply::{earliest, has_run};
 use crate::execute::{ExecutionEvent, StepOutcome, StepResult, ledger};
 use crate::model::{HoldReason, ObservedInstance, Op, Step, Time};
@@ -19,13 +19,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         &mut self,
         step: &'s Step,
         outcome: StepOutcome,
-        code: i64,
+        state: RowState,
         message: String,
         begun: Instant,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
     ) {
-        self.end(step, outcome, code, message, begun);
+        self.end(step, outcome, state, message, begun);
         match outcome.is_well() {
             true => ready.extend(chains.get_mut(&step.instance).and_then(VecDeque::pop_front)),
             false => self.skip_rest(chains, step),
@@ -36,22 +36,29 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         &mut self,
         step: &Step,
         outcome: StepOutcome,
-        code: i64,
+        state: RowState,
         message: String,
         begun: Instant,
     ) {
         let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (instance, op) = (step.instance.clone(), step.op);
-        let reason = self.refused_by(step, outcome, code);
-        self.note(step, outcome, code, begun);
-        let ended = StepResult { step: step.id, instance, op, outcome, code, message, took_ms, reason };
-        if !outcome.is_well() && self.failed.insert(step.instance.clone()) && outcome != StepOutcome::Skipped
+        let reason = self.refused_by(step, outcome, state);
+        self.note(step, outcome, state, begun);
+        let (id, code) = (step.id, state.code());
+        let ended = StepResult { step: id, instance, op, outcome, state, code, message, took_ms, reason };
+        if !outcome.is_well()
+            && self.outcomes.failed.insert(step.instance.clone())
+            && outcome != StepOutcome::Skipped
         {
             let declared = self.terms.dependencies.declared.get(&step.instance).cloned();
-            *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
+            *self
+                .outcomes
+                .failures
+                .entry(declared.unwrap_or_else(|| step.instance.process()))
+                .or_default() += 1;
         }
         (self.on_event)(ExecutionEvent::Ended(&ended));
-        self.ended.push(ended);
+        self.outcomes.ended.push(ended);
     }
 
     /// Whether the instance was ours before this run: by its label, by the ledger, or because the plan adopts it.
@@ -66,12 +73,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             Some(its) => its == owner && !seen.not_owned,
             None => is_there(seen),
         });
-        by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
+        by_row || self.ledger.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
     }
 
     /// Whether we registered it, whatever runs there.
     pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
-        let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.settings.owner);
+        let entry =
+            self.ledger.known.get(&step.instance).filter(|entry| entry.owner == self.terms.settings.owner);
         entry.is_some_and(|entry| !entry.gone && entry.registered)
     }
 
@@ -80,10 +88,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         step.op == Op::Start && !self.terms.settings.owner.is_empty() && !self.is_owned(step)
     }
 
-    fn refused_by(&self, step: &Step, outcome: StepOutcome, code: i64) -> Option<HoldReason> {
-        let is_other = match (step.op, code) {
-            (Op::Start, 828) => self.is_foreign(step),
-            (Op::Register, 850) => true,
+    fn refused_by(&self, step: &Step, outcome: StepOutcome, state: RowState) -> Option<HoldReason> {
+        let is_other = match (step.op, state) {
+            (Op::Start, RowState::AlreadyRunning) => self.is_foreign(step),
+            (Op::Register, RowState::AlreadyRegistered) => true,
             _ => false,
         };
         (outcome == StepOutcome::Failed && is_other).then_some(HoldReason::NotOwned)
@@ -96,21 +104,22 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// Start time from which on a running process is ours; `None`: every running process is.
-    fn ours_after(&self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) -> Option<Time> {
+    fn ours_after(&self, step: &Step, outcome: StepOutcome, state: RowState, begun: Instant) -> Option<Time> {
         if self.terms.settings.owner.is_empty() {
             return None;
         }
         if self.is_owned(step) {
             // Our agent lists only what it started: the process that made the start fail may be another one, so it is
             // checked.
-            let is_checked = self.terms.settings.caps.reads_specs && step.op == Op::Start && code == 828;
+            let is_found = step.op == Op::Start && state == RowState::AlreadyRunning;
+            let is_checked = self.terms.settings.caps.reads_specs && is_found;
             return is_checked.then_some(ledger::ALWAYS);
         }
         // An earlier start whose result was lost may have taken effect since.
-        let known = self.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
+        let known = self.ledger.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
         let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
         match (step.op, outcome.is_well()) {
-            (Op::Start, false) if code == 828 => Some(lost),
+            (Op::Start, false) if state == RowState::AlreadyRunning => Some(lost),
             (Op::Start, false) => Some(lost.min(earliest(self.sent_at(begun)))),
             // A target that works with the registered spec cannot be asked about a process before it is registered.
             (Op::Register, _) if self.terms.settings.caps.operates_on_registered_spec => {
@@ -121,7 +130,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// Writes the new state of the instance to the pending ledger entries.
-    fn note(&mut self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) {
+    fn note(&mut self, step: &Step, outcome: StepOutcome, state: RowState, begun: Instant) {
         if outcome == StepOutcome::Skipped {
             return;
         }
@@ -131,8 +140,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             if self.terms.settings.caps.reads_specs {
                 return;
             }
-            let perhaps = self.known.get(&step.instance).map(|entry| entry.perhaps(step));
-            let unproven = self.ours_after(step, outcome, code, begun).filter(|_| code != 850);
+            let perhaps = self.ledger.known.get(&step.instance).map(|entry| entry.perhaps(step));
+            let unproven = self.ours_after(step, outcome, state, begun);
+            let unproven = unproven.filter(|_| state != RowState::AlreadyRegistered);
             let entry = match (perhaps, unproven) {
                 (Some(entry), _) => entry,
                 // A registration that took effect after all would carry our label, whatever runs there.
@@ -143,20 +153,20 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
                 (None, None) => return,
             };
-            self.known.insert(step.instance.clone(), entry.clone());
-            self.notes.insert(step.instance.clone(), entry);
+            self.ledger.known.insert(step.instance.clone(), entry.clone());
+            self.ledger.notes.insert(step.instance.clone(), entry);
             return;
         }
         let expected = match outcome {
             // The process had ended already: whether it is still supervised has to be observed.
-            StepOutcome::AlreadySo if code == 829 => Expected::Unknown,
+            StepOutcome::AlreadySo if state == RowState::NotRunning => Expected::Unknown,
             StepOutcome::Done | StepOutcome::AlreadySo => after(
                 step,
                 self.seen.get(&step.instance),
                 &self.terms.settings.owner,
                 &self.terms.settings.caps,
             ),
-            StepOutcome::Failed if has_run(step.op, code, is_once(step)) => after(
+            StepOutcome::Failed if has_run(step.op, state, is_once(step)) => after(
                 step,
                 self.seen.get(&step.instance),
                 &self.terms.settings.owner,
@@ -169,12 +179,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         if let Expected::State(seen) = &expected {
             self.seen.insert(step.instance.clone(), (**seen).clone());
         }
-        let ours_after = self.ours_after(step, outcome, code, begun);
+        let ours_after = self.ours_after(step, outcome, state, begun);
         if self.terms.settings.caps.reads_specs {
-            self.note_foreign(step, outcome, code, ours_after);
+            self.note_foreign(step, outcome, state, ours_after);
             return;
         }
-        let known = self.known.get(&step.instance);
+        let known = self.ledger.known.get(&step.instance);
         let entry =
             ledger::Entry::after(step, &expected, &self.terms.settings.owner, known, self.backend.now());
         let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
@@ -183,16 +193,18 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         // Once the instance can be observed again, a restart shows by its pid.
         let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     /// Where specs are read back, the ledger holds only instances that are not ours.
-    fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, code: i64, ours_after: Option<Time>) {
-        let is_known = self.known.contains_key(&step.instance);
-        // A start whose check failed may still come up, and answer the next start with 828.
-        let is_found = ours_after.is_some() && matches!(code, 828 | 836);
-        let is_ours = is_known && code == 0 && outcome.is_well();
+    fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, state: RowState, ours_after: Option<Time>) {
+        let is_known = self.ledger.known.contains_key(&step.instance);
+        // A start whose check failed may still come up, and make the next start find it running.
+        let is_found =
+            ours_after.is_some() && matches!(state, RowState::AlreadyRunning | RowState::CheckFailed);
+        let is_answered = matches!(state, RowState::Done | RowState::Unreported);
+        let is_ours = is_known && is_answered && outcome.is_well();
         let is_ours = is_ours && matches!(step.op, Op::Start | Op::Supervise | Op::Register);
         let expected = match (is_found, is_ours) {
             (true, _) => Expected::Unknown,
@@ -202,20 +214,20 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let entry =
             ledger::Entry::after(step, &expected, &self.terms.settings.owner, None, self.backend.now());
         let entry = ledger::Entry { ours_after, once: false, ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
         let rest = chains.get_mut(&after.instance).map(std::mem::take).unwrap_or_default();
         for step in rest {
             let why = format!("the {} before it did not succeed", after.op);
-            self.end(step, StepOutcome::Skipped, 0, why, Instant::now());
+            self.end(step, StepOutcome::Skipped, RowState::Unreported, why, Instant::now());
         }
     }
 
     pub(in crate::execute) fn subject(&self, step: &Step) -> InstanceQuery {
-        let known = self.known.get(&step.instance).and_then(ledger::Entry::spec);
+        let known = self.ledger.known.get(&step.instance).and_then(ledger::Entry::spec);
         let spec = match step.op {
             // The sent spec applies from now on.
             Op::Start | Op::Supervise | Op::Restart | Op::Reload | Op::Register => {
@@ -227,6 +239,6 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     pub(super) fn take_notes(&mut self) -> Txn {
-        ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.notes))
+        ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.ledger.notes))
     }
 }

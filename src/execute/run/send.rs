@@ -11,12 +11,13 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Chains, Flight, Run};
-use crate::backend::{Backend, BackendError, Operation, Task};
+use crate::backend::{Backend, BackendError, Operation, RowState, Task};
 use crate::backoff::BackoffPolicy;
+use crate::error_chain::chain;
 use crate::execute::journal::{Call, Journal, JournaledStep};
 use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
 use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
-use crate::store::Store;
+use crate::store::{Error, Store};
 
 /// Maximum attempts for a call that had no effect, and the delays between them.
 const MAX_ATTEMPTS: u32 = 5;
@@ -24,9 +25,14 @@ const RETRIES: BackoffPolicy =
     BackoffPolicy::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
 
 /// Why a call has no task.
+#[derive(Debug, thiserror::Error)]
 enum SendError {
     /// The journal could not be written: nothing was sent.
-    NotStarted(String),
+    #[error("not started")]
+    Journal(#[source] Error),
+    #[error("not started: the journal could not be written before the deadline")]
+    JournalLate,
+    #[error(transparent)]
     Fault(BackendError),
 }
 
@@ -74,9 +80,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     }
                     flights.extend(self.if_open(flight).await);
                 }
-                Err(SendError::NotStarted(why)) => {
+                Err(error @ (SendError::Journal(_) | SendError::JournalLate)) => {
                     for step in steps.into_values() {
-                        self.end(step, StepOutcome::Failed, 0, format!("not started: {why}"), begun);
+                        let message = chain(&error);
+                        self.end(step, StepOutcome::Failed, RowState::Unreported, message, begun);
                         self.skip_rest(chains, step);
                     }
                 }
@@ -91,7 +98,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                         }
                     };
                     for step in steps.into_values() {
-                        self.end(step, outcome, 0, fault.to_string(), begun);
+                        self.end(step, outcome, RowState::Unreported, fault.to_string(), begun);
                         self.skip_rest(chains, step);
                     }
                     if outcome == StepOutcome::Failed {
@@ -116,10 +123,9 @@ async fn submit<B: Backend, S: Store>(
     let mut call = Call { steps, at: Some(backend.now()), task: None };
     let name = match tokio::time::timeout_at(terms.settings.deadline + GRACE, journal.begin(&call)).await {
         Ok(Ok(name)) => name,
-        Ok(Err(error)) => return (String::new(), Err(SendError::NotStarted(error.to_string()))),
+        Ok(Err(error)) => return (String::new(), Err(SendError::Journal(error))),
         Err(_) => {
-            let why = "the journal could not be written before the deadline".to_owned();
-            return (String::new(), Err(SendError::NotStarted(why)));
+            return (String::new(), Err(SendError::JournalLate));
         }
     };
     let mut attempts = 0;

@@ -120,21 +120,35 @@ fn padded(number: u32, form: &str) -> String {
     }
 }
 
+/// Why an environment cannot be read. The texts contain no values, which may be secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvironmentError {
+    #[error("an entry has no `=`")]
+    NoValue,
+    #[error("an entry has no name")]
+    NoName,
+    #[error("the quote of {name} is not closed")]
+    OpenQuote { name: String },
+    #[error("unexpected text after the value of {name}")]
+    ExtraText { name: String },
+}
+
 /// Parses `KEY="a,b",K2='x',K3=y`. Quoted text is literal.
-pub fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+pub fn pairs(text: &str) -> Result<Vec<(String, String)>, EnvironmentError> {
     let mut pairs = Vec::new();
     let mut rest = text.trim_start_matches([',', ' ', '\t', '\n', '\r']);
     while !rest.is_empty() {
-        let (name, after) = rest.split_once('=').ok_or_else(|| "an entry has no `=`".to_owned())?;
+        let (name, after) = rest.split_once('=').ok_or(EnvironmentError::NoValue)?;
         let name = name.trim();
         if name.is_empty() || name.contains(['"', '\'', ',', '\n', '\0']) {
-            return Err("an entry has no name".to_owned());
+            return Err(EnvironmentError::NoName);
         }
         let after = after.trim_start();
         let (value, after) = match after.chars().next() {
             Some(quote @ ('"' | '\'')) => {
                 let inner = &after[1..];
-                let end = inner.find(quote).ok_or_else(|| format!("the quote of {name} is not closed"))?;
+                let end =
+                    inner.find(quote).ok_or_else(|| EnvironmentError::OpenQuote { name: name.to_owned() })?;
                 (inner[..end].to_owned(), &inner[end + 1..])
             }
             _ => {
@@ -142,11 +156,12 @@ pub fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
                 (after[..end].trim().to_owned(), &after[end..])
             }
         };
-        pairs.push((name.to_owned(), value));
+        let name = name.to_owned();
         let next = after.trim_start();
         if !next.is_empty() && !next.starts_with(',') && !after.starts_with(['\n', '\r']) {
-            return Err(format!("unexpected text after the value of {name}"));
+            return Err(EnvironmentError::ExtraText { name });
         }
+        pairs.push((name, value));
         rest = next.trim_start_matches([',', ' ', '\t', '\n', '\r']);
     }
     Ok(pairs)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use crate::store::{Change, Error, Seq};
+use crate::store::{Change, DiskError, Error, Seq};
 
 /// Number of changes that the log keeps.
 pub(super) const KEPT: u64 = 100_000;
@@ -34,14 +34,14 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         connection.pragma_update(None, "cache_size", -512)?;
         Ok(connection)
     };
-    open().map_err(|error| understand(&error, file))
+    open().map_err(|error| understand(error, file))
 }
 
 /// Creates the tables, or verifies an existing file.
 pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error> {
     let shown = || file.display().to_string();
     let damaged = |what: String| Error::Corrupt { file: shown(), what };
-    let understood = |error: rusqlite::Error| understand(&error, file);
+    let understood = |error: rusqlite::Error| understand(error, file);
     let check: String =
         connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(understood)?;
     if check != "ok" {
@@ -134,23 +134,23 @@ impl From<rusqlite::Error> for Fault {
 }
 
 impl Fault {
-    pub(super) fn understand(&self, file: &Path) -> Error {
+    pub(super) fn understand(self, file: &Path) -> Error {
         match self {
             Fault::Sqlite(error) => understand(error, file),
-            Fault::Entry(what) => Error::Corrupt { file: file.display().to_string(), what: what.clone() },
+            Fault::Entry(what) => Error::Corrupt { file: file.display().to_string(), what },
         }
     }
 }
 
 /// Maps an SQLite error.
-pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
+pub(super) fn understand(error: rusqlite::Error, file: &Path) -> Error {
     let shown = file.display().to_string();
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::Full,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             Error::Corrupt { file: shown, what: error.to_string() }
         }
-        _ => Error::Disk(format!("{shown}: {error}")),
+        _ => Error::Disk { what: shown, source: DiskError::Sqlite(Arc::new(error)) },
     }
 }
 

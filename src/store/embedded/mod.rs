@@ -67,7 +67,7 @@ impl Embedded {
         let path = PathBuf::from(name);
         let shown = path.display();
         let lock = std::fs::File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(|error| Error::Disk(format!("{shown}: {error}")))?;
+        let lock = lock.map_err(|error| Error::io(shown, error))?;
         // A child that a dead agent was launching holds the inherited lock for a moment.
         let begin = std::time::Instant::now();
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -104,7 +104,7 @@ impl Embedded {
             .spawn(move || {
                 Writer { connection, file: own, mark, commits: 0, shared: weak }.run(&jobs);
             })
-            .map_err(|error| Error::Disk(format!("cannot start the store thread: {error}")))?;
+            .map_err(|error| Error::io("cannot start the store thread", error))?;
         Ok(Embedded { shared })
     }
 
@@ -130,7 +130,7 @@ impl Shared {
             return Ok(());
         }
         let reader = lock(&self.reader);
-        let version = data_version(&reader).map_err(|error| understand(&error, &self.file))?;
+        let version = data_version(&reader).map_err(|error| understand(error, &self.file))?;
         if read(&self.cache).data_version == version {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
-use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, keys};
+use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
 
 /// Maximum jobs per commit: more would only delay the first of them.
 const MAX_BATCH: usize = 1024;
@@ -72,7 +72,7 @@ impl Writer {
             }
             for job in settles {
                 let settled = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
-                let settled = settled.map_err(|error| understand(&error, &self.file));
+                let settled = settled.map_err(|error| understand(error, &self.file));
                 if let Job::Settle(reply) = job {
                     let _ = reply.send(settled);
                 }
@@ -109,7 +109,7 @@ impl Writer {
                 }
             }
             Err(error) => {
-                let error = understand(&error, &self.file);
+                let error = understand(error, &self.file);
                 queued.into_iter().for_each(|job| job.reply(Err(error.clone())));
             }
         }
@@ -161,7 +161,7 @@ impl Writer {
 
 enum Reply {
     Txn(Outcome),
-    Lease(LeaseReply),
+    Lease(Result<LeaseReply, Error>),
 }
 
 impl Job {
@@ -169,7 +169,7 @@ impl Job {
         // A caller that no longer waits is ignored.
         match (self, with) {
             (Job::Txn(_, to), Ok(Reply::Txn(outcome))) => drop(to.send(Ok(outcome))),
-            (Job::Lease { reply, .. }, Ok(Reply::Lease(lease))) => drop(reply.send(Ok(lease))),
+            (Job::Lease { reply, .. }, Ok(Reply::Lease(lease))) => drop(reply.send(lease)),
             (Job::Txn(_, to), Err(error)) => drop(to.send(Err(error))),
             (Job::Lease { reply, .. }, Err(error)) => drop(reply.send(Err(error))),
             (Job::Settle(_), _) => {}
@@ -225,10 +225,15 @@ fn lease(
     request: &LeaseRequest,
     last: &mut Seq,
     changes: &mut Vec<Change>,
-) -> rusqlite::Result<LeaseReply> {
+) -> rusqlite::Result<Result<LeaseReply, Error>> {
     let mut row = file.prepare_cached("SELECT value FROM entry WHERE key = ?1")?;
     let value: Option<Vec<u8>> = row.query_row([key], |row| row.get(0)).optional()?;
-    let record: Option<Record> = value.and_then(|value| serde_json::from_slice(&value).ok());
+    let record: Option<Record> = match value.map(|value| decode(key, &value)).transpose() {
+        Ok(record) => record,
+        // An administrator may replace a record that cannot be read.
+        Err(_) if matches!(request, LeaseRequest::Reset { force: true, .. }) => None,
+        Err(error) => return Ok(Err(error)),
+    };
     let now = clock::now().0;
     let ours = |lease: &Lease| {
         record.clone().filter(|record| {
@@ -276,5 +281,5 @@ fn lease(
         let value = serde_json::to_vec(&next).unwrap_or_default();
         apply(file, &Txn::put(key, value), last, changes)?;
     }
-    Ok(reply)
+    Ok(Ok(reply))
 }

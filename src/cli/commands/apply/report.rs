@@ -278,6 +278,7 @@ mod tests {
             instance: "0:127.0.0.1:web:api".parse().expect("a key"),
             op: Op::Start,
             outcome: StepOutcome::Failed,
+            state: crate::backend::RowState::Other(1),
             code: 1,
             message: message.to_owned(),
             took_ms: 1,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{HoldArgs, InstanceArgs, Until, observe_all};
+use crate::backend::RowState;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
@@ -108,12 +109,12 @@ fn failure(error: &OperateError) -> Failure {
 /// Prints the failures of manual operations. Returns their number.
 pub fn print_results(results: &[StepResult], printer: &Printer) -> usize {
     let mut failed = 0;
-    for StepResult { instance, op, outcome, code, message, .. } in results {
+    for StepResult { instance, op, outcome, state, code, message, .. } in results {
         let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
-        match (outcome, code) {
+        match (outcome, state) {
             (StepOutcome::Done, _) => {}
-            // 828: the process runs already, which is the result that was requested.
-            (StepOutcome::AlreadySo, _) | (StepOutcome::Failed, 828) => {
+            // The process runs already, which is the result that was requested.
+            (StepOutcome::AlreadySo, _) | (StepOutcome::Failed, RowState::AlreadyRunning) => {
                 printer.info(&format!("{instance}: {message}"));
             }
             (StepOutcome::Failed | StepOutcome::Skipped, _) => {

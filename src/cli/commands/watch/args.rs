@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 
-use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
 use crate::cli::commands::plan::args::{BudgetArgs, OwnershipArgs, SelectArgs};
 use crate::cli::commands::watch::source::SourceArgs;
 use crate::cli::status_server::{ListenArgs, NotifyArgs};
@@ -89,8 +89,8 @@ impl ControllerArgs {
     }
 }
 
-fn milliseconds(text: &str) -> Result<u64, String> {
-    let wrong = || "a duration such as 200ms or 2s".to_owned();
+fn milliseconds(text: &str) -> Result<u64, InvalidValue> {
+    let wrong = || InvalidValue("a duration such as 200ms or 2s");
     match text.strip_suffix("ms") {
         Some(number) => number.trim().parse().map_err(|_| wrong()),
         None => seconds(text).map(|secs| secs.saturating_mul(1000)).ok_or_else(wrong),
