@@ -34,7 +34,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             .collect();
         let gates = waves.iter().flat_map(|wave| &wave.gates);
         for gate in gates.filter(|gate| gate.soak_secs > 0 && in_wave.contains(&gate.process)) {
-            if !self.soaked.insert(gate.process.clone()) {
+            if !self.rollouts.soaked.insert(gate.process.clone()) {
                 continue;
             }
             let (recent, left) = self.recently_changed(gate, waves);
@@ -78,7 +78,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             .iter()
             .filter(|step| {
                 matches!(step.op, Op::Start | Op::Restart | Op::Reload)
-                    && !self.failed.contains(&step.instance)
+                    && !self.outcomes.failed.contains(&step.instance)
             })
             .map(|step| (step.instance.clone(), self.subject(step)))
             .collect();
@@ -98,10 +98,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     fn count_failures(&mut self, gate: &Gate) {
-        if self.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
-            self.given_up.insert(gate.process.clone());
+        if self.outcomes.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
+            self.rollouts.given_up.insert(gate.process.clone());
             if gate.auto_rollback {
-                self.to_roll_back.insert(gate.process.clone());
+                self.rollouts.to_roll_back.insert(gate.process.clone());
             }
         }
     }
@@ -202,12 +202,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     fn record_unhealthy(&mut self, key: &InstanceKey, why: &str) {
-        if !self.failed.insert(key.clone()) {
+        if !self.outcomes.failed.insert(key.clone()) {
             return;
         }
         let declared = self.terms.dependencies.declared.get(key).cloned();
-        *self.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
-        if let Some(ended) = self.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
+        *self.outcomes.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
+        if let Some(ended) = self.outcomes.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
             (ended.outcome, ended.message) = (StepOutcome::Failed, why.to_owned());
         }
     }

@@ -42,6 +42,18 @@ pub(super) struct Run<'a, B, S> {
     all_in_flight: &'a AtomicUsize,
     /// Number of steps in flight in this run.
     in_flight: usize,
+    pub(super) outcomes: RunOutcomes,
+    pub(super) rollouts: RolloutState,
+    /// Since when the target has not replied.
+    silent_since: Option<Instant>,
+    /// State of the instances after the steps so far.
+    pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
+    ledger: LedgerEntries,
+}
+
+/// The results of a run so far.
+#[derive(Default)]
+pub(super) struct RunOutcomes {
     pub(super) ended: Vec<StepResult>,
     /// Instances with a step that was sent.
     begun: BTreeSet<InstanceKey>,
@@ -51,26 +63,30 @@ pub(super) struct Run<'a, B, S> {
     pub(super) failures: HashMap<ProcessKey, u64>,
     /// Declared names with a step that was skipped: processes that depend on them are skipped, too.
     left_out: BTreeSet<ProcessKey>,
+}
+
+/// The rollouts of a run.
+#[derive(Default)]
+pub(super) struct RolloutState {
     /// Processes whose rollout has ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
     pub(super) to_roll_back: BTreeSet<ProcessKey>,
     /// Rollouts that have started in this run.
     pub(super) soaked: BTreeSet<ProcessKey>,
-    /// Since when the target has not replied.
-    silent_since: Option<Instant>,
-    /// State of the instances after the steps so far.
-    pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
-    /// Ledger entries, and those that are not written yet.
+}
+
+/// Ledger entries, and those that are not written yet.
+struct LedgerEntries {
     known: BTreeMap<InstanceKey, ledger::Entry>,
     notes: BTreeMap<InstanceKey, ledger::Entry>,
 }
 
 /// Message of a start that finds a process without an owner.
 pub(super) const RUNS_ALREADY: &str = "process exists and was not started by Abide: it is not owned. `--adopt` (or `adopt: true`) \
-     set_in_flight it over without a restart";
+     takes it over without a restart";
 /// The same for a registration.
 pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not made by Abide: it is not owned. `--adopt` (or \
-     `adopt: true`) set_in_flight it over";
+     `adopt: true`) takes it over";
 
 /// A call in flight.
 struct Flight<'a> {
@@ -103,18 +119,11 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             on_event,
             all_in_flight: in_flight,
             in_flight: 0,
-            ended: Vec::new(),
-            begun: BTreeSet::new(),
-            failed: BTreeSet::new(),
-            failures: HashMap::new(),
-            left_out: BTreeSet::new(),
-            given_up: BTreeSet::new(),
-            to_roll_back: BTreeSet::new(),
-            soaked: BTreeSet::new(),
+            outcomes: RunOutcomes::default(),
+            rollouts: RolloutState::default(),
             silent_since: None,
             seen: terms.before.clone(),
-            known: known.entries,
-            notes: BTreeMap::new(),
+            ledger: LedgerEntries { known: known.entries, notes: BTreeMap::new() },
         })
     }
 
@@ -127,8 +136,8 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 Err(_) => warn!("cannot write outcomes to the ledger: the store does not reply"),
             }
         }
-        ledger::forget(self.store, &self.terms.settings.target, &self.known, self.backend.now()).await;
-        ExecutionResult { ended: self.ended, to_roll_back: self.to_roll_back }
+        ledger::forget(self.store, &self.terms.settings.target, &self.ledger.known, self.backend.now()).await;
+        ExecutionResult { ended: self.outcomes.ended, to_roll_back: self.rollouts.to_roll_back }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -209,7 +218,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                     self.skip_rest(chains, step);
                 }
                 None => {
-                    self.begun.insert(step.instance.clone());
+                    self.outcomes.begun.insert(step.instance.clone());
                     batch.push(step);
                 }
                 Some(why) => {
@@ -239,31 +248,31 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         if Instant::now() >= self.terms.settings.deadline {
             return Some("deadline passed before the step was sent".to_owned());
         }
-        let is_begun = self.begun.contains(&step.instance);
+        let is_begun = self.outcomes.begun.contains(&step.instance);
         if let Some(reason) =
             self.terms.settings.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
             // Processes that depend on the skipped start are skipped, too.
             let starts =
                 self.terms.dependencies.declared.get(&step.instance).filter(|_| step.op == Op::Start);
-            self.left_out.extend(starts.cloned());
+            self.outcomes.left_out.extend(starts.cloned());
             return Some(reason);
         }
         let declared = self.terms.dependencies.declared.get(&step.instance)?;
-        if self.given_up.contains(declared) {
+        if self.rollouts.given_up.contains(declared) {
             return Some(format!("rollout of {declared} ended: too many instances failed"));
         }
         if !matches!(step.op, Op::Start | Op::Restart) {
             return None;
         }
         let needs = self.terms.dependencies.depends.get(declared)?;
-        let failed = needs.iter().find(|name| self.failures.contains_key(*name));
-        let why = match (failed, needs.iter().find(|name| self.left_out.contains(*name))) {
+        let failed = needs.iter().find(|name| self.outcomes.failures.contains_key(*name));
+        let why = match (failed, needs.iter().find(|name| self.outcomes.left_out.contains(*name))) {
             (Some(failed), _) => format!("dependency {failed} failed"),
             (None, Some(left_out)) => format!("dependency {left_out} was not started"),
             (None, None) => return None,
         };
-        self.left_out.insert(declared.clone());
+        self.outcomes.left_out.insert(declared.clone());
         Some(why)
     }
 

@@ -115,7 +115,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         if self.terms.settings.caps.reads_specs {
             return true;
         }
-        let entry = self.known.get(&step.instance);
+        let entry = self.ledger.known.get(&step.instance);
         let live = entry.and_then(|entry| entry.live.as_ref().or(entry.given.as_ref()));
         match (live, &step.spec) {
             (Some(live), Some(wanted)) => live.spec == ***wanted || live.revision == step.revision,

@@ -46,13 +46,19 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         self.note(step, outcome, state, begun);
         let (id, code) = (step.id, state.code());
         let ended = StepResult { step: id, instance, op, outcome, state, code, message, took_ms, reason };
-        if !outcome.is_well() && self.failed.insert(step.instance.clone()) && outcome != StepOutcome::Skipped
+        if !outcome.is_well()
+            && self.outcomes.failed.insert(step.instance.clone())
+            && outcome != StepOutcome::Skipped
         {
             let declared = self.terms.dependencies.declared.get(&step.instance).cloned();
-            *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
+            *self
+                .outcomes
+                .failures
+                .entry(declared.unwrap_or_else(|| step.instance.process()))
+                .or_default() += 1;
         }
         (self.on_event)(ExecutionEvent::Ended(&ended));
-        self.ended.push(ended);
+        self.outcomes.ended.push(ended);
     }
 
     /// Whether the instance was ours before this run: by its label, by the ledger, or because the plan adopts it.
@@ -67,12 +73,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             Some(its) => its == owner && !seen.not_owned,
             None => is_there(seen),
         });
-        by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
+        by_row || self.ledger.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
     }
 
     /// Whether we registered it, whatever runs there.
     pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
-        let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.settings.owner);
+        let entry =
+            self.ledger.known.get(&step.instance).filter(|entry| entry.owner == self.terms.settings.owner);
         entry.is_some_and(|entry| !entry.gone && entry.registered)
     }
 
@@ -109,7 +116,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             return is_checked.then_some(ledger::ALWAYS);
         }
         // An earlier start whose result was lost may have taken effect since.
-        let known = self.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
+        let known = self.ledger.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
         let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
         match (step.op, outcome.is_well()) {
             (Op::Start, false) if state == RowState::AlreadyRunning => Some(lost),
@@ -133,7 +140,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             if self.terms.settings.caps.reads_specs {
                 return;
             }
-            let perhaps = self.known.get(&step.instance).map(|entry| entry.perhaps(step));
+            let perhaps = self.ledger.known.get(&step.instance).map(|entry| entry.perhaps(step));
             let unproven = self.ours_after(step, outcome, state, begun);
             let unproven = unproven.filter(|_| state != RowState::AlreadyRegistered);
             let entry = match (perhaps, unproven) {
@@ -146,8 +153,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
                 (None, None) => return,
             };
-            self.known.insert(step.instance.clone(), entry.clone());
-            self.notes.insert(step.instance.clone(), entry);
+            self.ledger.known.insert(step.instance.clone(), entry.clone());
+            self.ledger.notes.insert(step.instance.clone(), entry);
             return;
         }
         let expected = match outcome {
@@ -177,7 +184,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             self.note_foreign(step, outcome, state, ours_after);
             return;
         }
-        let known = self.known.get(&step.instance);
+        let known = self.ledger.known.get(&step.instance);
         let entry =
             ledger::Entry::after(step, &expected, &self.terms.settings.owner, known, self.backend.now());
         let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
@@ -186,13 +193,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         // Once the instance can be observed again, a restart shows by its pid.
         let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     /// Where specs are read back, the ledger holds only instances that are not ours.
     fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, state: RowState, ours_after: Option<Time>) {
-        let is_known = self.known.contains_key(&step.instance);
+        let is_known = self.ledger.known.contains_key(&step.instance);
         // A start whose check failed may still come up, and make the next start find it running.
         let is_found =
             ours_after.is_some() && matches!(state, RowState::AlreadyRunning | RowState::CheckFailed);
@@ -207,8 +214,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let entry =
             ledger::Entry::after(step, &expected, &self.terms.settings.owner, None, self.backend.now());
         let entry = ledger::Entry { ours_after, once: false, ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
@@ -220,7 +227,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     pub(in crate::execute) fn subject(&self, step: &Step) -> InstanceQuery {
-        let known = self.known.get(&step.instance).and_then(ledger::Entry::spec);
+        let known = self.ledger.known.get(&step.instance).and_then(ledger::Entry::spec);
         let spec = match step.op {
             // The sent spec applies from now on.
             Op::Start | Op::Supervise | Op::Restart | Op::Reload | Op::Register => {
@@ -232,6 +239,6 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     pub(super) fn take_notes(&mut self) -> Txn {
-        ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.notes))
+        ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.ledger.notes))
     }
 }
