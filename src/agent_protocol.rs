@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::gse::codes::GseOp;
@@ -16,7 +17,7 @@ use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};
 pub const HEARTBEAT_SECS: u64 = 3;
 
 /// Request of an agent to serve some hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Join {
     /// Stable for a data folder: the agent may take over its own session, but no other.
     pub agent: String,
@@ -35,7 +36,7 @@ pub struct Join {
     pub last_seq: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Joined {
     pub session: String,
     /// The last message number of this agent that the gateway has stored.
@@ -155,8 +156,9 @@ impl AgentOp {
 }
 
 /// A spec with its owner and revision.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OwnedSpec {
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     pub spec: Arc<Spec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -165,21 +167,21 @@ pub struct OwnedSpec {
 }
 
 /// From the agent to the gateway, numbered by the agent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FromAgent {
     pub seq: u64,
     #[serde(flatten)]
     pub what: AgentMessage,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentMessage {
     Result(OpResult),
     Report(Box<Report>),
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OpResult {
     pub op_id: String,
     /// Sequence number of the operation; 0: a status query, or a result that an older agent stored.
@@ -198,7 +200,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 /// State of one instance on its host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     pub instance: InstanceKey,
     /// Milliseconds since 1970.
@@ -244,7 +246,7 @@ pub struct Report {
 }
 
 /// State of a configuration file relative to the digest in the spec.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigState {
     AsStated,
@@ -254,7 +256,7 @@ pub enum ConfigState {
 }
 
 /// The last run of a one-shot process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportedRun {
     /// With this spec.
@@ -264,7 +266,7 @@ pub enum ReportedRun {
 }
 
 /// The last message number that the gateway has stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Acked {
     pub acked: u64,
 }

@@ -12,11 +12,13 @@
 //!
 //! reconcile: each instance ─assess→ Situation ─choose→ operations ─reasons→ PlanDraft{chains, held}
 //!            PlanDraft ─constraints→ ─waves→ Plan{waves, held, notes}
-//! execute:   Plan ─→ calls of a Backend, each journaled first ─→ results ─observe again→ nothing to do
+//! execute:   Plan ─→ calls of a Backend, each journaled first ─→ results
+//! engine:    recover, observe, plan, confirm, execute ─observe again→ nothing to do
 //! ```
 //!
 //! # Architecture
 //! - [`model`]: domain types: keys, spec, desired and observed state, plan. Plain data, without dependencies.
+//! - [`contract`]: types of the public JSON of commands, servers and files, with their schemas.
 //! - [`manifest`]: parsing, validation and expansion of manifests to [`Desired`](model::Desired), and every error with its
 //!   source location.
 //! - [`import`]: files of other supervisors and request bodies of GSE and JOB to manifests, and back.
@@ -24,10 +26,12 @@
 //! - [`gse`]: wire formats of GSE and JOB: requests, responses, codes, keys.
 //! - [`agent_protocol`]: messages between a gateway and its agents.
 //! - [`backend`]: targets: the Abide gateway, BlueKing's GSE and JOB, and a simulated fleet.
-//! - [`execute`]: execution of a plan, each step exactly once across failures and crashes; observation of targets that
-//!   report little.
+//! - [`observe`]: observations of a target: rows, ledger and recent steps, live checks, recovered old specs, cache.
+//! - [`execute`]: execution of a plan, each step exactly once across failures and crashes.
+//! - [`engine`]: an apply: recover, observe, plan, confirm, lease, execute, verify, record; manual operations, stored
+//!   revisions and rollback.
 //! - [`source`]: where manifests come from: a directory or a git branch, with the last good version of broken files.
-//! - [`control`]: the control loop: follows a source and reconciles continuously; stored revisions and rollback.
+//! - [`control`]: the control loop: follows a source and reconciles continuously.
 //! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
 //! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
 //!   a gateway over HTTP.
@@ -35,12 +39,16 @@
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
+//! - `backoff`: retry delays: growth, cap and jitter.
 //! - [`clock`]: the wall clock, time zones and crontab schedules.
 //! - `error_chain`: an error and its causes in one line.
 //! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
 //! - `failpoint`: crash points for tests, in debug builds only.
+//! - `ids`: generated ids and secrets.
 //! - `malloc`: allocator settings of long-running processes.
+//! - `metrics`: encoder of the Prometheus text format.
 //! - `permissions`: which other users can change or read a file or folder.
+//! - `proc`: kernel information from /proc: boot id, host name, state of processes.
 //!
 //! # Invariants
 //! - `model` and `reconcile` depend only on std, serde and blake3: no I/O, no clock.
@@ -52,10 +60,13 @@
 pub mod agent;
 pub mod agent_protocol;
 pub mod backend;
+mod backoff;
 pub mod cli;
 pub mod clock;
+pub mod contract;
 pub mod control;
 pub mod dashboard;
+pub mod engine;
 mod error_chain;
 mod escape;
 pub mod execute;
@@ -63,11 +74,15 @@ mod failpoint;
 pub mod gateway;
 pub mod gse;
 pub mod http;
+mod ids;
 pub mod import;
 mod malloc;
 pub mod manifest;
+mod metrics;
 pub mod model;
+pub mod observe;
 mod permissions;
+mod proc;
 pub mod reconcile;
 pub mod source;
 pub mod store;

@@ -21,6 +21,7 @@ use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
     Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, OpResult, ToAgent,
 };
+use crate::backoff::BackoffPolicy;
 use crate::clock;
 use crate::error_chain::chain;
 use crate::gse::response::Envelope;
@@ -47,8 +48,9 @@ const BATCH: usize = 1000;
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * HEARTBEAT_SECS + 1);
 /// A stream whose heartbeats are older than this is reopened: the gateway then stamps open operations again.
 const LAG_MS: u64 = 5_000;
-/// Minimum and maximum wait between two attempts to join.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Delays between attempts to join. Half of a delay is jitter: agents of a restarted gateway return at different times.
+const BACKOFF: BackoffPolicy =
+    BackoffPolicy::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
 
 /// Why a session with the gateway ended.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +88,7 @@ pub async fn run(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ClientError> {
     let client = config.calling.client(&config.url)?;
-    let mut wait = BACKOFF.0;
+    let mut wait = BACKOFF.first();
     loop {
         let begun = Instant::now();
         let error = tokio::select! {
@@ -94,16 +96,15 @@ pub async fn run(
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
         };
         // A session that lasted resets the backoff.
-        if begun.elapsed() > BACKOFF.1 {
-            wait = BACKOFF.0;
+        if begun.elapsed() > BACKOFF.max() {
+            wait = BACKOFF.first();
         }
-        let jitter = Duration::from_millis(clock::now().0.unsigned_abs() % 50);
         warn!(why = %chain(&error), retry_in = ?wait, "session with the gateway ended");
         tokio::select! {
-            () = tokio::time::sleep(wait + jitter) => {}
+            () = tokio::time::sleep(BACKOFF.jittered(wait, fastrand::f64())) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
         }
-        wait = (wait * 2).min(BACKOFF.1);
+        wait = BACKOFF.next(wait);
     }
 }
 

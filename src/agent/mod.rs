@@ -90,10 +90,11 @@ use self::state::{InstanceState, load_all, load_readable, result_key};
 use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, ToAgent};
 use crate::clock;
 use crate::gse::codes::RowCode;
+use crate::ids::fresh_id;
 use crate::model::{HostKey, InstanceKey};
 use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
-use crate::store::{Embedded, Error, Store, Txn};
+use crate::store::{Embedded, Error, Store, Txn, keys};
 
 /// Maximum concurrent commands of one user's specs.
 const MAX_COMMANDS_PER_USER: usize = 64;
@@ -146,7 +147,7 @@ impl Supervisor {
         });
         reaper::start();
         let mut fences: HashMap<String, u64> =
-            load_all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
+            load_all::<u64>(&shared.store, keys::FENCE_PREFIX).await?.into_iter().collect();
         fences.retain(|owner, generation| {
             let is_valid = *generation <= MAX_GENERATION;
             if !is_valid {
@@ -232,7 +233,7 @@ impl Supervisor {
 
     /// Results that no gateway has acknowledged.
     pub async fn unacknowledged_results(&self) -> Result<Vec<OpResult>, Error> {
-        Ok(load_readable::<OpResult>(&self.shared.store, "up/")
+        Ok(load_readable::<OpResult>(&self.shared.store, keys::RESULT_PREFIX)
             .await?
             .into_iter()
             .map(|(_, result)| result)
@@ -318,7 +319,7 @@ impl Supervisor {
                 return;
             }
             if generation > last {
-                let txn = Txn::put(format!("fence/{owner}"), generation.to_string());
+                let txn = Txn::put(keys::fence(owner), generation.to_string());
                 if let Err(error) = self.shared.store.txn(txn).await {
                     warn!(%error, "cannot write the owner's generation");
                 }
@@ -423,16 +424,4 @@ pub fn agent_name(folder: &Path) -> Result<String, AgentNameError> {
             }
         }
     }
-}
-
-/// An id that no other user can guess: 128 random bits from the kernel.
-fn fresh_id() -> String {
-    use ring::rand::SecureRandom;
-    let mut bytes = [0; 16];
-    if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        // A launch id that can be guessed proves nothing.
-        tracing::error!("cannot read random bytes from the kernel: the agent cannot continue");
-        std::process::abort();
-    }
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

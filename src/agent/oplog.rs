@@ -18,9 +18,8 @@ use tracing::{error, info, warn};
 use super::state::{load_each, load_readable, result_key};
 use crate::agent_protocol::{OpRequest, OpResult};
 use crate::clock::{self, BootInstant};
-use crate::store::{Embedded, Entry, Error, Store, Txn};
+use crate::store::{Embedded, Entry, Error, Store, Txn, keys};
 
-const FLOOR_KEY: &str = "floor";
 const TWO_DAYS_MS: i64 = 2 * 86_400_000;
 /// A floor that deletes no record is written this often.
 const FLOOR_WRITE_MS: u64 = 600_000;
@@ -68,18 +67,20 @@ pub enum LogLookup {
 
 impl OpLog {
     pub async fn open(store: &Embedded) -> Result<OpLog, Error> {
-        let entry = store.get(FLOOR_KEY).await?;
+        let entry = store.get(keys::FLOOR).await?;
         let floor = entry.as_ref().map(Entry::decode).transpose()?.unwrap_or_default();
-        let ran = load_each::<AcknowledgedOp>(store, "ran/").await?.into_iter().map(|(op, ran)| match ran {
-            Ok(ran) => (op, (ran.number, ran.at)),
-            // It ran: it must not run again.
-            Err(error) => {
-                error!(%error, "cannot read the record of an operation");
-                (op, (StoreSeq::default(), clock::now().0))
-            }
-        });
+        let ran = load_each::<AcknowledgedOp>(store, keys::ACKNOWLEDGED_PREFIX).await?.into_iter().map(
+            |(op, ran)| match ran {
+                Ok(ran) => (op, (ran.number, ran.at)),
+                // It ran: it must not run again.
+                Err(error) => {
+                    error!(%error, "cannot read the record of an operation");
+                    (op, (StoreSeq::default(), clock::now().0))
+                }
+            },
+        );
         // The store of an operation from before this start is unknown: its record is deleted by age.
-        let results = load_readable::<OpResult>(store, "up/").await?.into_iter();
+        let results = load_readable::<OpResult>(store, keys::RESULT_PREFIX).await?.into_iter();
         let in_flight = results.map(|(op, result)| (op, StoreSeq { seq: result.seq, store: String::new() }));
         let (in_flight, ran) = (in_flight.collect(), ran.collect());
         Ok(OpLog { in_flight, ran, floor, written: None, store: String::new() })
@@ -186,7 +187,7 @@ impl OpLog {
         // wait: the floor rises with every operation of the whole fleet.
         let due = self.written.is_none_or(|written| written.elapsed_ms() > FLOOR_WRITE_MS);
         if !over.is_empty() || due {
-            let txn = Txn::put(FLOOR_KEY, serde_json::to_vec(&floor).unwrap_or_default());
+            let txn = Txn::put(keys::FLOOR, serde_json::to_vec(&floor).unwrap_or_default());
             self.forget(store, txn, &over).await?;
             self.written = Some(BootInstant::now());
         }
@@ -211,7 +212,7 @@ impl OpLog {
 }
 
 fn ran_key(op_id: &str) -> String {
-    format!("ran/{op_id}")
+    keys::acknowledged(op_id)
 }
 
 #[cfg(test)]

@@ -6,17 +6,15 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use serde::Serialize;
-
 use super::account::Account;
 use super::policy::HostPolicy;
 use super::state::{InstanceState, load_readable};
 use crate::error_chain::chain;
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
-use crate::store::{Embedded, Error};
+use crate::store::{Embedded, Error, keys};
 
 /// An instance whose next launch would be refused, and the reasons.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedInstance {
     pub instance: InstanceKey,
     pub reasons: Vec<String>,
@@ -30,7 +28,7 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();
-    for (name, state) in load_readable::<InstanceState>(&store, "proc/").await? {
+    for (name, state) in load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
         let reasons = reasons(&instance, &given.spec, policy);
         if !reasons.is_empty() {

@@ -3,11 +3,10 @@
 //! A pid alone does not identify a process, because the kernel reuses it. Boot, pid and start time together do. A pidfd
 //! holds a process, and never refers to another one.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::OnceLock;
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -17,6 +16,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::clone_exec::{SpawnedProcess, held_descriptor};
 use super::reaper;
+use crate::proc::ProcStat;
+pub use crate::proc::boot_id;
 
 /// Identity of a process, unique over pid reuse and reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,51 +28,9 @@ pub struct ProcessIdentity {
     pub started: u64,
 }
 
-pub fn boot_id() -> &'static str {
-    static ID: LazyLock<String> = LazyLock::new(|| {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        id.map(|id| id.trim().to_owned()).unwrap_or_default()
-    });
-    &ID
-}
-
-/// Fields of /proc/PID/stat. The name in parentheses may contain any bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
-    state: char,
-    pub parent: u32,
-    pub session: u32,
-    flags: u32,
-    pub started: u64,
-}
-
-/// Flag of the kernel (`PF_FORKNOEXEC`): the process was forked and has not called `execve`.
-const FORKED_WITHOUT_EXEC: u32 = 0x40;
-
-impl Stat {
-    pub fn has_ended(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
-    }
-}
-
-pub fn stat(pid: u32) -> Option<Stat> {
-    // One read: the line is shorter than the buffer, and `read_to_string` would need several reads.
-    let mut line = [0; 1024];
-    let length = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
-    // The name is bytes; the numbers after it are text.
-    let text = String::from_utf8_lossy(&line[..length]);
-    let (_, rest) = text.rsplit_once(") ")?;
-    let mut fields = rest.split(' ');
-    let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let session = fields.nth(1)?.parse().ok()?;
-    let flags = fields.nth(2)?.parse().ok()?;
-    Some(Stat { state, parent, session, flags, started: fields.nth(12)?.parse().ok()? })
-}
-
 /// Whether a process was forked and has not called `execve`: it may be about to run its program.
 pub fn is_before_exec(pid: u32) -> bool {
-    stat(pid).is_some_and(|stat| stat.flags & FORKED_WITHOUT_EXEC != 0 && !stat.has_ended())
+    ProcStat::of(pid).is_some_and(|stat| stat.is_before_exec() && stat.is_alive())
 }
 
 /// The name of a process, as `ps` shows it.
@@ -81,7 +40,7 @@ pub fn name(pid: u32) -> String {
 }
 
 pub fn parent(pid: u32) -> Option<u32> {
-    stat(pid).map(|stat| stat.parent)
+    ProcStat::of(pid).map(|stat| stat.parent)
 }
 
 /// User ids of a process: real, effective, saved, file system.
@@ -104,14 +63,14 @@ pub fn ticks_since_boot() -> u64 {
 impl ProcessIdentity {
     /// The process that currently has this pid.
     pub fn of(pid: u32) -> Option<ProcessIdentity> {
-        let stat = stat(pid)?;
+        let stat = ProcStat::of(pid)?;
         Some(ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started })
     }
 
     /// Whether the pid still names this process, and the process is alive.
     pub fn is_current(&self) -> bool {
-        let same = |stat: Stat| stat.started == self.started && !stat.has_ended();
-        self.boot == boot_id() && stat(self.pid).is_some_and(same)
+        let same = |stat: ProcStat| stat.started == self.started && stat.is_alive();
+        self.boot == boot_id() && ProcStat::of(self.pid).is_some_and(same)
     }
 
     /// Whether an instance, or a command of one, holds this process.
@@ -140,8 +99,8 @@ impl ProcessHandle {
         let pid = Pid::from_raw(i32::try_from(identity.pid).ok()?)?;
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
         // Checked after the open: only then does the pidfd pin the process whose start time is read.
-        let stat = stat(identity.pid)?;
-        if stat.started != identity.started || stat.has_ended() {
+        let stat = ProcStat::of(identity.pid)?;
+        if stat.started != identity.started || !stat.is_alive() {
             return None;
         }
         let (fd, session, exit) = (register_fd(fd)?, stat.session, OnceLock::new());
@@ -180,7 +139,7 @@ impl ProcessHandle {
         }
         // Without readiness events from the pidfd, poll for the end.
         if self.fd.readable().await.is_err() {
-            while stat(self.identity.pid)
+            while ProcStat::of(self.identity.pid)
                 .is_some_and(|stat| stat.started == self.identity.started && stat.state != 'Z')
             {
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -318,7 +277,7 @@ impl LaunchedProcess {
         };
         let launch_id = value(b"ABIDE_INCARNATION=")?;
         let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
-        let stat = stat(pid).filter(|stat| !stat.has_ended())?;
+        let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
         let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
         Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
     }
@@ -333,14 +292,8 @@ pub fn launched_processes() -> Vec<LaunchedProcess> {
 
 /// Resident memory in bytes, and CPU time in ticks, of one process.
 pub fn usage(pid: u32) -> Option<(u64, u64)> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = text.rsplit_once(") ")?;
-    let fields: Vec<&str> = rest.split(' ').collect();
-    let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    Some((
-        number(21)?.saturating_mul(rustix::param::page_size() as u64),
-        number(11)?.saturating_add(number(12)?),
-    ))
+    let stat = ProcStat::of(pid)?;
+    Some((stat.resident_pages.saturating_mul(rustix::param::page_size() as u64), stat.cpu_ticks))
 }
 
 /// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not

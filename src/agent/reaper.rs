@@ -127,7 +127,7 @@ fn reap_orphans(skip_held: bool) -> bool {
 
 /// Whether a running child of this process is held by no instance: an orphan of a launch.
 pub fn has_orphans() -> bool {
-    let is_running = |pid: u32| super::process::stat(pid).is_some_and(|stat| !stat.has_ended());
+    let is_running = |pid: u32| crate::proc::ProcStat::of(pid).is_some_and(|stat| stat.is_alive());
     children().into_iter().any(|pid| !is_pid_claimed(pid) && is_running(pid))
 }
 

@@ -22,7 +22,7 @@ use super::state::{
 use crate::agent_protocol::{OpResult, OwnedSpec};
 use crate::clock;
 use crate::model::{AutoType, InstanceKey, StartMode};
-use crate::store::{Error, Store, Txn, decode};
+use crate::store::{Error, Store, Txn, decode, keys};
 
 /// Number of changes that are read from the log of the store, which keeps slightly more.
 const LOGGED_CHANGES: u64 = 90_000;
@@ -65,15 +65,15 @@ pub struct Resumption {
 /// Reads the store, and resolves the launches whose outcome was not written.
 pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
     let mut states: HashMap<InstanceKey, InstanceState> =
-        by_instance(load_readable(&shared.store, "proc/").await?);
+        by_instance(load_readable(&shared.store, keys::INSTANCE_STATE_PREFIX).await?);
     let mut pending: HashMap<InstanceKey, Resumption> =
-        by_instance::<PendingOperation>(load_readable(&shared.store, "pending/").await?)
+        by_instance::<PendingOperation>(load_readable(&shared.store, keys::PENDING_OPERATION_PREFIX).await?)
             .into_iter()
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
     mark_dormant(shared, &mut states).await?;
     let intents: HashMap<InstanceKey, LaunchIntent> =
-        by_instance(load_readable(&shared.store, "intent/").await?);
+        by_instance(load_readable(&shared.store, keys::LAUNCH_INTENT_PREFIX).await?);
     let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
         .into_iter()
         .partition(|(instance, intent)| continues_launch(intent, pending.contains_key(instance)));
@@ -105,9 +105,9 @@ async fn mark_dormant(
     if !states.values().any(is_open) {
         return Ok(());
     }
-    let last = shared.store.range("proc/", None, 0).await?.as_of;
+    let last = shared.store.range(keys::INSTANCE_STATE_PREFIX, None, 0).await?.as_of;
     // The read returns at once, unless the log has no such change.
-    let changes = shared.store.changes("proc/", last.saturating_sub(LOGGED_CHANGES));
+    let changes = shared.store.changes(keys::INSTANCE_STATE_PREFIX, last.saturating_sub(LOGGED_CHANGES));
     let changes = match tokio::time::timeout(EXEC_TIMEOUT, changes).await {
         Ok(Ok(changes)) => changes,
         Ok(Err(Error::Compacted)) | Err(_) => return Ok(()),
@@ -115,7 +115,7 @@ async fn mark_dormant(
     };
     let mut ended_supervised: HashMap<InstanceKey, (bool, bool)> = HashMap::new();
     for change in changes {
-        let instance = change.key.strip_prefix("proc/").and_then(|name| name.parse().ok());
+        let instance = keys::instance_state_of(&change.key);
         // A state that does not parse was logged when it was loaded.
         let state = change.value.and_then(|value| decode::<InstanceState>(&change.key, &value).ok());
         let (Some(instance), Some(state)) = (instance, state) else { continue };

@@ -4,6 +4,10 @@
 //! that is reported, and relaunches back off exponentially, up to five minutes. A process that stays up long enough starts a
 //! new series. So a missing program cannot cause a busy loop, and a process that crashes rarely is relaunched at once.
 
+use std::time::Duration;
+
+use crate::backoff::BackoffPolicy;
+
 /// The parameters of the policy, from the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartPolicy {
@@ -85,8 +89,10 @@ pub fn step(
                 );
             }
             let over = tries - policy.retries;
-            let wait = base.saturating_mul(2i64.saturating_pow(over + 1)).min(MAX_BACKOFF_MS);
-            let until = now.saturating_add(wait);
+            let millis = |ms: i64| Duration::from_millis(ms.unsigned_abs());
+            let backoff = BackoffPolicy::doubling(millis(base), millis(MAX_BACKOFF_MS));
+            let wait = backoff.after(over.saturating_add(2)).as_millis();
+            let until = now.saturating_add(i64::try_from(wait).unwrap_or(MAX_BACKOFF_MS));
             (RestartSeries { tries: next, phase: Phase::Failed { until } }, RestartAction::GiveUpUntil(until))
         }
     }

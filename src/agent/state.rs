@@ -14,7 +14,7 @@ use super::process::{ProcessHandle, ProcessIdentity};
 use super::restart_policy::{Phase, RestartSeries};
 use crate::agent_protocol::{OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
-use crate::store::{Embedded, Error, Store, Txn};
+use crate::store::{Embedded, Error, Store, Txn, keys};
 
 /// The state of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -152,19 +152,19 @@ pub struct LaunchIntent {
 }
 
 pub fn state_key(instance: &InstanceKey) -> String {
-    format!("proc/{instance}")
+    keys::instance_state(instance)
 }
 
 pub fn intent_key(instance: &InstanceKey) -> String {
-    format!("intent/{instance}")
+    keys::launch_intent(instance)
 }
 
 pub fn pending_key(instance: &InstanceKey) -> String {
-    format!("pending/{instance}")
+    keys::pending_operation(instance)
 }
 
 pub fn result_key(op_id: &str) -> String {
-    format!("up/{op_id}")
+    keys::result(op_id)
 }
 
 /// Writes the state of an instance, or deletes an empty one.

@@ -17,8 +17,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::Instant;
 
 use super::cgroup::Cgroup;
-use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, Stat, boot_id, name, stat, uids};
+use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, name, uids};
 use super::state::ProcessRun;
+use crate::proc::ProcStat;
 
 /// Maximum wait for processes to end after SIGKILL.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -144,7 +145,7 @@ impl ProcessTree {
     }
 
     /// Whether a process belongs to the tree by itself; its descendants do, too.
-    fn is_root(&self, pid: u32, stat: &Stat) -> bool {
+    fn is_root(&self, pid: u32, stat: &ProcStat) -> bool {
         let same = |one: &ProcessIdentity| one.pid == pid && one.started == stat.started;
         if same(&self.main) || self.known.iter().any(same) {
             return true;
@@ -241,21 +242,21 @@ fn signal(identity: &ProcessIdentity, signal: Signal) {
 }
 
 /// All processes of this host.
-fn process_table() -> BTreeMap<u32, Stat> {
+fn process_table() -> BTreeMap<u32, ProcStat> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, stat(pid)?))).collect()
+    pids.filter_map(|pid| Some((pid, ProcStat::of(pid)?))).collect()
 }
 
 /// The roots of a tree and their descendants. The descent ends at foreign and ended processes. A child is never older than
 /// its parent; if it is, the pid of the parent was reused while the table was read.
 fn find_members(
-    table: &BTreeMap<u32, Stat>,
-    is_root: impl Fn(u32, &Stat) -> bool,
+    table: &BTreeMap<u32, ProcStat>,
+    is_root: impl Fn(u32, &ProcStat) -> bool,
     is_foreign: impl Fn(u32) -> bool,
 ) -> HashSet<u32> {
     let own = std::process::id();
-    let may_be_member = |pid: u32, stat: &Stat| pid > 1 && pid != own && !stat.has_ended();
+    let may_be_member = |pid: u32, stat: &ProcStat| pid > 1 && pid != own && stat.is_alive();
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (pid, stat) in table {
         children.entry(stat.parent).or_default().push(*pid);

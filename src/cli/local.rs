@@ -14,13 +14,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::commands::serve::private_folder;
 use super::{Exit, Failure};
-use crate::http::{ApiEndpoint, ClientConfig};
+use crate::engine::local_endpoint;
+use crate::http::ApiEndpoint;
 
 /// The flag of a local system that a verb starts on demand.
 const BACKGROUND: &str = "--background";
 
-/// The app that local verbs call as.
-pub const APP: &str = "abide";
+pub use crate::engine::LOCAL_APP as APP;
 
 #[derive(Clone, Debug)]
 pub struct Home(PathBuf);
@@ -109,8 +109,7 @@ impl Home {
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
         let pid: u32 = text.trim().parse().ok()?;
-        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        Some((pid, words.split(|byte| *byte == 0).any(|word| word == BACKGROUND.as_bytes())))
+        Some((pid, crate::proc::arguments(pid).iter().any(|word| word == BACKGROUND.as_bytes())))
     }
 
     /// Whether the last local system crashed: its address remains, and no system runs.
@@ -126,10 +125,7 @@ impl Home {
         {
             return Ok(text.trim().to_owned());
         }
-        let mut bytes = [0; 24];
-        let made = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-        made.map_err(|error| failed("cannot read", Path::new("/dev/urandom"), &error))?;
-        let secret: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let secret = crate::ids::fresh_secret();
         self.write(name, &secret)?;
         Ok(secret)
     }
@@ -155,17 +151,7 @@ impl Home {
     /// Address and credentials of the running local system.
     pub fn access(&self) -> Option<ApiEndpoint> {
         self.server_pid()?;
-        let read = |name: &str| {
-            let text = std::fs::read_to_string(self.path(name)).ok()?;
-            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-        };
-        Some(ApiEndpoint {
-            url: read("address")?,
-            code: APP.to_owned(),
-            secret: read("secret")?,
-            username: std::env::var("USER").ok(),
-            client_config: ClientConfig::default(),
-        })
+        local_endpoint(&self.0)
     }
 
     /// Starts a local system in the background unless one runs. Concurrent callers start only one.

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
-
 use super::Failure;
 use super::commands::plan::groups;
 use super::target::ConnectedTarget;
 use crate::clock;
+use crate::contract::NextAction;
 use crate::control::{pin, revisions, suspended};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
+use crate::observe::Target;
 use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
 use crate::source::set_default_user;
 
@@ -18,7 +18,7 @@ use crate::source::set_default_user;
 pub struct ProcessStatus {
     pub sync: SyncStatus,
     /// The next steps with reasons, or why the instance is held.
-    pub next: Vec<Value>,
+    pub next: Vec<NextAction>,
 }
 
 /// The status of every instance whose owner has an active revision.
@@ -66,13 +66,13 @@ fn statuses_of_owner(
     rules: &Rules,
 ) -> BTreeMap<InstanceKey, ProcessStatus> {
     let plan = reconcile(desired, observed, rules, &clock::with_zones(desired));
-    let mut next: BTreeMap<&InstanceKey, Vec<Value>> = BTreeMap::new();
+    let mut next: BTreeMap<&InstanceKey, Vec<NextAction>> = BTreeMap::new();
     for step in plan.steps() {
         let why: Vec<String> = step.why.iter().map(groups::reason).collect();
-        next.entry(&step.instance).or_default().push(json!({"op": step.op.word(), "why": why}));
+        next.entry(&step.instance).or_default().push(NextAction::Step { op: step.op, why });
     }
     for held in &plan.held {
-        let entry = json!({"held": held.reason.word(), "detail": held.detail});
+        let entry = NextAction::Held { held: held.reason, detail: held.detail.clone() };
         next.entry(&held.instance).or_default().push(entry);
     }
     let status = |(key, sync): (&InstanceKey, SyncStatus)| {

@@ -10,15 +10,17 @@
 //! Time and randomness are inputs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use super::observed_cache::stable_fields;
+use crate::backoff::BackoffPolicy;
 use crate::execute::StepResult;
 use crate::model::{
     Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
 };
+use crate::observe::stable_fields;
 
-const INITIAL_DELAY_SECS: u64 = 1;
-const MAX_DELAY_SECS: u64 = 300;
+const DELAYS: BackoffPolicy =
+    BackoffPolicy::doubling(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(0.2);
 /// How many times the same steps may succeed within this window.
 const MAX_REPEATS: u32 = 3;
 const REPEAT_WINDOW_SECS: u64 = 600;
@@ -89,8 +91,7 @@ pub struct Backoff {
 
 /// The next delay after this many failures. `chance` is between 0 and 1.
 fn delay_secs(failures: u32, chance: f64) -> f64 {
-    let most = INITIAL_DELAY_SECS.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(MAX_DELAY_SECS);
-    most as f64 * (0.8 + 0.2 * chance)
+    DELAYS.jittered(DELAYS.after(failures), chance).as_secs_f64()
 }
 
 fn time_after(now: Time, secs: f64) -> Time {

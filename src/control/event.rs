@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::PassResult;
 use super::pin::Pin;
 use crate::execute::StepResult;
-use crate::model::{InstanceKey, ProcessKey, Step};
+use crate::model::{InstanceKey, ManifestRevision, ProcessKey, Step};
 use crate::source::{SourceError, SourceState};
 use crate::store::Holder;
 
@@ -17,7 +17,7 @@ pub enum ControllerEvent<'a> {
     /// replaces some.
     Read {
         reading: &'a SourceState,
-        revision: &'a str,
+        revision: &'a ManifestRevision,
     },
     /// Problems of the manifests while another revision is active.
     Problems {
@@ -25,7 +25,7 @@ pub enum ControllerEvent<'a> {
     },
     /// The source has another revision than the active one, and --follow is off; `None`: both are the same again.
     RevisionNotFollowed {
-        revision: Option<&'a str>,
+        revision: Option<&'a ManifestRevision>,
     },
     /// The source cannot be followed, and why; `None`: it recovered.
     Source {

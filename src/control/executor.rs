@@ -14,24 +14,30 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::event::{ControllerEvent, EventSink};
+use super::history::RunEnd;
 use super::in_flight::has_barriers;
-use super::rollback::{plan_rollback, previous_desired};
-use super::{ControllerConfig, Target, execution_context, history};
+use super::{ControllerConfig, Target, history};
 use crate::clock;
+use crate::contract::{HistoryEntry, OperationCounts};
+use crate::engine::rollback::{plan_rollback, previous_desired};
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
-use crate::execute::{self, ExecutionContext, ExecutionEvent, ExecutionResult, StepOutcome, StepResult};
-use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
+use crate::execute::{
+    self, ExecutionContext, ExecutionEvent, ExecutionResult, ExecutionSettings, StepOutcome, StepResult,
+};
+use crate::model::{Desired, InstanceKey, ManifestRevision, Observed, Plan, ProcessKey};
 use crate::store::lease::renew_until_lost;
 use crate::store::{Lease, Store};
 
 /// How long the observation before a rollback is retried, and how often.
 const ROLLBACK_OBSERVE_TIMEOUT: Duration = Duration::from_secs(30);
 const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum number of steps in flight per work item.
+const MAX_PARALLEL: usize = 1000;
 
 /// A component of a plan to execute.
 pub struct WorkItem {
@@ -41,10 +47,10 @@ pub struct WorkItem {
     pub plan: Arc<Plan>,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub commit: Option<String>,
     /// See [`history::summary`].
-    pub summary: Value,
+    pub summary: OperationCounts,
     /// The writer lease.
     pub lease: Lease,
     /// Stops the item at the next safe point.
@@ -97,17 +103,14 @@ impl<T: Target> Executor<'_, T> {
         let WorkItem { plan, desired, observed, lease, ends, .. } = &item;
         self.events.emit(ControllerEvent::ExecutionStarted { steps: plan.steps().count() });
         let (restrain, restraints) = watch::channel(ActiveHolds::default());
-        let context = ExecutionContext {
-            run: item.run.clone(),
-            restraints,
-            ..self.execution_context(desired, observed, plan, ends.subscribe())
-        };
+        let settings = self.execution_settings(item.run.clone(), restraints, ends.subscribe());
+        let context = ExecutionContext::new(settings, desired, observed, plan);
         let mut tracker = InstanceTracker::of(plan);
         let mut each = |event: ExecutionEvent<'_>| {
             self.forward_event(plan, &event);
             tracker.record_event(&event);
             // Where specs are not read back, the next observation needs the ledger entry.
-            if context.caps.reads_specs || matches!(event, ExecutionEvent::Noted) {
+            if context.settings.caps.reads_specs || matches!(event, ExecutionEvent::Noted) {
                 for (instance, ended) in std::mem::take(&mut tracker.ready) {
                     let tried = attempted(ended, &context);
                     let _ =
@@ -126,7 +129,7 @@ impl<T: Target> Executor<'_, T> {
             };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
             let exit = if failed == 0 { 0 } else { 3 };
-            let end = json!({"exit": exit, "failed": failed, "steps": history::steps(&ended)});
+            let end = RunEnd { exit, converged: None, failed, steps: history::steps(&ended) };
             ((ended, put_back), end)
         };
         let working = with_hold_refresh(&restrain, rules, || self.target.active_holds(), working);
@@ -138,20 +141,22 @@ impl<T: Target> Executor<'_, T> {
         WorkEvent::Finished { item: item.number, tried: attempted(left, &context), put_back }
     }
 
-    fn execution_context(
+    fn execution_settings(
         &self,
-        desired: &Desired,
-        observed: &Observed,
-        plan: &Plan,
+        run: String,
+        restraints: watch::Receiver<ActiveHolds>,
         stop: watch::Receiver<bool>,
-    ) -> ExecutionContext {
-        ExecutionContext {
+    ) -> ExecutionSettings {
+        ExecutionSettings {
             owner: self.config.rules.owner.clone(),
             target: self.target.name().to_owned(),
             caps: self.config.rules.caps,
+            run,
             deadline: Instant::now() + self.config.timeout,
+            max_parallel: MAX_PARALLEL,
             check: self.config.check,
-            ..execution_context(desired, observed, plan, stop)
+            restraints,
+            stop,
         }
     }
 
@@ -186,7 +191,7 @@ impl<T: Target> Executor<'_, T> {
         let mut observed = loop {
             match self.target.observe(&back, false).await {
                 Ok(world) => break world.observed,
-                Err(why) if begin.elapsed() > ROLLBACK_OBSERVE_TIMEOUT || *context.stop.borrow() => {
+                Err(why) if begin.elapsed() > ROLLBACK_OBSERVE_TIMEOUT || *context.settings.stop.borrow() => {
                     let why = format!("{names}: rollout failed and cannot be rolled back: {why}");
                     self.events.emit(ControllerEvent::Failure { why: &why });
                     return BTreeSet::new();
@@ -197,11 +202,9 @@ impl<T: Target> Executor<'_, T> {
         let now = clock::at(self.target.now(), &back);
         let plan = plan_rollback(&back, &mut observed, &self.config.rules, &now);
         self.events.emit(ControllerEvent::RolledBack { processes: names, steps: plan.steps().count() });
-        let again = ExecutionContext {
-            run: format!("{}-back", context.run),
-            restraints: context.restraints.clone(),
-            ..self.execution_context(&back, &observed, &plan, context.stop.clone())
-        };
+        let ExecutionSettings { run, restraints, stop, .. } = &context.settings;
+        let settings = self.execution_settings(format!("{run}-back"), restraints.clone(), stop.clone());
+        let again = ExecutionContext::new(settings, &back, &observed, &plan);
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |event: ExecutionEvent<'_>| self.forward_event(&plan, &event);
         let done = execute::execute(&plan, backend, state, &again, &mut each).await;
@@ -214,23 +217,23 @@ impl<T: Target> Executor<'_, T> {
 }
 
 /// The history entry at the start of an item.
-fn history_entry(item: &WorkItem) -> Value {
-    let mut entry = json!({
-        "revision": item.revision, "source": "watch", "summary": item.summary,
-        "steps": history::planned_steps(&item.plan),
-    });
-    if let Some(commit) = &item.commit {
-        entry["commit"] = commit.as_str().into();
+fn history_entry(item: &WorkItem) -> HistoryEntry {
+    HistoryEntry {
+        revision: item.revision.to_string(),
+        source: "watch".to_owned(),
+        summary: item.summary.clone(),
+        steps: history::planned_steps(&item.plan),
+        commit: item.commit.clone(),
+        ..HistoryEntry::default()
     }
-    entry
 }
 
 /// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.
 fn attempted(ended: Vec<StepResult>, context: &ExecutionContext) -> Vec<StepResult> {
     let is_left_alone =
-        |one: &StepResult| context.restraints.borrow().means(&one.instance, None, false).is_some();
+        |one: &StepResult| context.settings.restraints.borrow().means(&one.instance, None, false).is_some();
     let tried = |one: &StepResult| {
-        one.outcome != StepOutcome::Skipped || !(*context.stop.borrow() || is_left_alone(one))
+        one.outcome != StepOutcome::Skipped || !(*context.settings.stop.borrow() || is_left_alone(one))
     };
     ended.into_iter().filter(tried).collect()
 }

@@ -4,7 +4,7 @@
 //!
 //! A trigger (a changed file, a new commit, a change at the target, the interval) only requests a pass. Every pass
 //! ([`reconciler`]) reads the manifests ([`source`]: the last good version replaces broken files) and observes the
-//! target ([`observed_cache`]: incrementally, where the target streams changes). It then plans with the pure core,
+//! target ([`ObservedCache`](crate::observe::ObservedCache): incrementally, where the target streams changes). It then plans with the pure core,
 //! dispatches the steps, and reports held instances. Passes run one at a time and do not wait for dispatched work: an
 //! [`executor`] runs independent components concurrently, like `apply`. Later passes skip instances that are
 //! [`in_flight`]; there is at most one run per instance.
@@ -13,27 +13,19 @@
 //! the leader acts: a second controller waits for the lease.
 //!
 //! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
-//! overrides the source ([`overrides`]).
+//! overrides the source. Both belong to the [`engine`](crate::engine), which `apply` uses, too.
 //!
 //! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
 
 pub mod backoff;
 mod event;
 mod executor;
-pub mod history;
 mod in_flight;
-mod observed_cache;
-mod overrides;
-pub mod pin;
 mod reconciler;
-pub mod revisions;
-pub mod rollback;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -46,19 +38,17 @@ use self::executor::{Executor, WorkEvent, stop_on_lease_loss};
 use self::reconciler::Reconciler;
 use self::spec_history::ManifestHistory;
 use self::status::Row;
-use crate::backend::{Backend, ChangeStream};
 use crate::clock;
-use crate::execute::world::Observation;
-use crate::execute::{ActiveHolds, ExecutionContext, Precheck};
+pub use crate::engine::{history, pin, revisions};
+use crate::execute::Precheck;
+use crate::ids;
 use crate::manifest::Limits;
-use crate::model::{
-    Desired, DesiredInstance, Hold, InstanceKey, Observed, ObservedInstance, Pause, Plan, ProcessKey, Step,
-    Time,
-};
-use crate::reconcile::{Caps, Rules};
+use crate::model::{Desired, Hold, InstanceKey, ManifestRevision, Observed, ObservedInstance, Pause, Plan};
+pub use crate::observe::Target;
+use crate::reconcile::Rules;
 use crate::source::Source;
 use crate::store::lease::{LEASE_TTL, RENEW_INTERVAL};
-use crate::store::{Holder, Lease, LeaseAttempt, Store};
+use crate::store::{Holder, Lease, LeaseAttempt, Store, keys};
 
 /// Configuration of a controller.
 pub struct ControllerConfig {
@@ -74,19 +64,27 @@ pub struct ControllerConfig {
     pub check: Precheck,
     /// Requests a pass at once.
     pub trigger: Arc<Notify>,
-    /// The source of the manifests, as it is recorded.
+    pub manifests: ManifestConfig,
+}
+
+/// Where manifests come from, and how they are read.
+pub struct ManifestConfig {
+    /// The source, as it is recorded.
     pub source: String,
     /// Default user of processes.
-    pub user: Option<String>,
+    pub default_user: Option<String>,
     pub limits: Limits,
     /// Where older manifests are found.
-    pub manifest_history: ManifestHistory,
+    pub history: ManifestHistory,
 }
+
+/// Holds and pauses that have not expired.
+pub type HoldsAndPauses = (Vec<Hold>, Vec<Pause>);
 
 /// Result of one pass: the observation and its plan.
 #[derive(Debug)]
 pub struct PassResult {
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
     /// As of this pass: with holds, pauses and backoff.
@@ -96,36 +94,6 @@ pub struct PassResult {
     pub plan: Plan,
     /// Built on demand: most results are never displayed.
     rows: OnceLock<Vec<Row>>,
-}
-
-/// A target, as the controller needs it.
-pub trait Target: Send + Sync {
-    type Backend: Backend;
-    type State: Store;
-
-    fn backend(&self) -> &Self::Backend;
-    fn state(&self) -> &Self::State;
-    /// Later calls carry this generation.
-    fn set_generation(&self, generation: u64);
-    fn name(&self) -> &str;
-    fn observe(
-        &self,
-        desired: &Desired,
-        prune: bool,
-    ) -> impl Future<Output = Result<Observation, String>> + Send;
-    /// An observation, and a stream of later changes where the target has one.
-    fn observe_and_watch(
-        &self,
-        desired: &Desired,
-        prune: bool,
-    ) -> impl Future<Output = Result<(Observation, Option<ChangeStream>), String>> + Send {
-        async move { Ok((self.observe(desired, prune).await?, None)) }
-    }
-    /// The current time.
-    fn now(&self) -> Time {
-        clock::now()
-    }
-    fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
 /// Minimum interval between passes.
@@ -185,7 +153,7 @@ struct ControlLoop<'a, T> {
 
 impl<T: Target> ControlLoop<'_, T> {
     async fn run_loop(mut self, source: &mut Source, mut stop: watch::Receiver<bool>) {
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::now().0));
+        let holder = Holder::this(ids::holder_id("watch", clock::now()));
         let (state, owner) = (self.target.state(), &self.config.rules.owner);
         let Some(mut leader) = self.acquire_leadership(&holder, &mut stop).await else { return };
         let mut renewed = Instant::now();
@@ -213,10 +181,10 @@ impl<T: Target> ControlLoop<'_, T> {
                 self.last_pass_at = None;
             }
             if self.is_pass_due(source) {
-                self.pass.leader = Some(leader.clone());
                 // An observation may take longer than the lease TTL.
                 let halt = self.halt.clone();
-                stop_on_lease_loss(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
+                let pass = self.pass_once(source, leader.clone());
+                stop_on_lease_loss(state, &leader, stop.clone(), &halt, pass).await;
             }
             self.events.emit(ControllerEvent::Tick);
             let wants = |key: &InstanceKey| source.wants(key);
@@ -249,11 +217,11 @@ impl<T: Target> ControlLoop<'_, T> {
         changed || is_change_due || is_time || self.pass.is_due()
     }
 
-    async fn pass_once(&mut self, source: &mut Source) {
+    async fn pass_once(&mut self, source: &mut Source, leader: Lease) {
         let began = Instant::now();
         self.last_pass_at = Some(began);
         self.events.emit(ControllerEvent::PassStarted);
-        if self.pass.run(source).await {
+        if self.pass.run(source, leader).await {
             self.last_pass_at = None;
         }
         self.took = began.elapsed();
@@ -296,11 +264,11 @@ impl<T: Target> ControlLoop<'_, T> {
         {
             self.pass.handle_work_events(vec![report]).await;
         }
-        self.pass.persist_suspended().await;
+        self.pass.store_suspended().await;
     }
 
     async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
-        let (state, name) = (self.target.state(), format!("leader/{}", self.config.rules.owner));
+        let (state, name) = (self.target.state(), keys::leader_lease_name(&self.config.rules.owner));
         let mut has_reported = false;
         loop {
             match state.take_lease(&name, holder, LEASE_TTL).await {
@@ -321,53 +289,4 @@ impl<T: Target> ControlLoop<'_, T> {
             }
         }
     }
-}
-
-/// Parameters of an execution, as far as the manifests and the observation determine them.
-pub fn execution_context(
-    desired: &Desired,
-    observed: &Observed,
-    plan: &Plan,
-    stop: watch::Receiver<bool>,
-) -> ExecutionContext {
-    let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
-    for key in plan.steps().map(|step| &step.instance) {
-        let Some(want) = desired.instances.get(key) else { continue };
-        declared.insert(key.clone(), want.origin.declared.clone());
-        depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
-    }
-    let row = |step: &Step| Some((step.instance.clone(), observed.instances.get(&step.instance)?.clone()));
-    let mut before: BTreeMap<_, _> = plan.steps().filter_map(row).collect();
-    // A rollback affects all instances of a process.
-    let rolled: BTreeSet<&ProcessKey> =
-        plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
-    let is_rolled = |want: &DesiredInstance| rolled.contains(&want.origin.declared);
-    let all = desired.instances.iter().filter(|_| !rolled.is_empty());
-    for (key, want) in all.filter(|(_, want)| is_rolled(want)) {
-        if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
-            before.entry(key.clone()).or_insert_with(|| seen.clone());
-            declared.entry(key.clone()).or_insert_with(|| want.origin.declared.clone());
-        }
-    }
-    ExecutionContext {
-        owner: String::new(),
-        target: String::new(),
-        caps: Caps::LOCAL,
-        run: new_run_id(),
-        deadline: Instant::now(),
-        max_parallel: 1000,
-        depends,
-        declared,
-        before,
-        check: |_| None,
-        restraints: watch::channel(ActiveHolds::default()).1,
-        stop,
-    }
-}
-
-/// A unique run id.
-fn new_run_id() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{:013}-{}-{nth}", clock::now().0, std::process::id())
 }

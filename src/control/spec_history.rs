@@ -9,6 +9,7 @@ use tracing::info;
 
 use crate::manifest::Limits;
 use crate::model::{InstanceKey, SpecRevision};
+use crate::observe::SpecSearch;
 use crate::reconcile::Caps;
 use crate::reconcile::spec_recovery::{OldSpecs, matches};
 use crate::source::git::GitConfig;
@@ -37,33 +38,17 @@ impl ManifestHistory {
     }
 }
 
-/// Earlier queries and their results, for repeated lookups.
-#[derive(Default)]
-pub struct SearchCache {
-    sought: BTreeSet<(InstanceKey, SpecRevision)>,
-    found: OldSpecs,
+/// The search of the manifests' history: from the commit of the revision, where the source is a git branch.
+#[derive(Clone, Debug)]
+pub struct HistorySearch {
+    pub past: ManifestHistory,
+    pub commit: Option<String>,
+    pub limits: Limits,
 }
 
-impl SearchCache {
-    /// Known specs for the missing ones. Only new queries search the history, on a blocking thread.
-    pub async fn lookup(
-        &mut self,
-        past: &ManifestHistory,
-        commit: Option<&str>,
-        limits: &Limits,
-        missing: BTreeSet<(InstanceKey, SpecRevision)>,
-        caps: &Caps,
-    ) -> OldSpecs {
-        let new: BTreeSet<_> = missing.difference(&self.sought).cloned().collect();
-        if !new.is_empty() {
-            let (past, commit, limits, caps) =
-                (past.clone(), commit.map(str::to_owned), limits.clone(), *caps);
-            let look = move || search(&past, commit.as_deref(), &limits, new, &caps);
-            self.found.extend(tokio::task::spawn_blocking(look).await.unwrap_or_default());
-        }
-        self.found.retain(|key, _| missing.contains(key));
-        self.sought = missing;
-        self.found.clone()
+impl SpecSearch for HistorySearch {
+    fn search(&self, missing: BTreeSet<(InstanceKey, SpecRevision)>, caps: &Caps) -> OldSpecs {
+        search(&self.past, self.commit.as_deref(), &self.limits, missing, caps)
     }
 }
 

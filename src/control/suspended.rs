@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Desired, DesiredInstance, HoldReason, InstanceKey};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspended {
@@ -17,12 +17,6 @@ pub struct Suspended {
     pub why: String,
     /// Digest of the declaration.
     pub asked: String,
-}
-
-const KEY_PREFIX: &str = "left/";
-
-fn store_key(owner: &str) -> String {
-    format!("{KEY_PREFIX}{owner}/")
 }
 
 impl Suspended {
@@ -51,10 +45,9 @@ fn request_digest(want: Option<&DesiredInstance>) -> String {
 pub type SuspendedInstances = BTreeMap<InstanceKey, Suspended>;
 
 pub async fn read<S: Store>(state: &S, owner: &str) -> Result<SuspendedInstances, Error> {
-    let place = store_key(owner);
-    let page = state.range(&place, None, usize::MAX).await?;
+    let page = state.range(&keys::suspended_prefix(owner), None, usize::MAX).await?;
     let one = |entry: &crate::store::Entry| {
-        let key = entry.key.strip_prefix(&place)?.parse().ok()?;
+        let key = keys::suspended_instance_of(&entry.key, owner)?;
         Some((key, serde_json::from_slice(&entry.value).ok()?))
     };
     Ok(page.entries.iter().filter_map(one).collect())
@@ -62,22 +55,21 @@ pub async fn read<S: Store>(state: &S, owner: &str) -> Result<SuspendedInstances
 
 /// Of all owners.
 pub async fn read_all_owners<S: Store>(state: &S) -> Result<SuspendedInstances, Error> {
-    let page = state.range(KEY_PREFIX, None, usize::MAX).await?;
+    let page = state.range(keys::SUSPENDED_PREFIX, None, usize::MAX).await?;
     let one = |entry: &crate::store::Entry| {
-        let (_, key) = entry.key.strip_prefix(KEY_PREFIX)?.rsplit_once('/')?;
-        Some((key.parse().ok()?, serde_json::from_slice(&entry.value).ok()?))
+        Some((keys::suspended_instance(&entry.key)?, serde_json::from_slice(&entry.value).ok()?))
     };
     Ok(page.entries.iter().filter_map(one).collect())
 }
 
 /// The transaction from one state to the other; `None`: they are equal.
 pub fn diff(owner: &str, before: &SuspendedInstances, now: &SuspendedInstances) -> Option<Txn> {
-    let place = store_key(owner);
-    let gone =
-        before.keys().filter(|key| !now.contains_key(*key)).map(|key| Txn::delete(format!("{place}{key}")));
-    let new = now
-        .iter()
-        .filter(|(key, left)| before.get(*key) != Some(left))
-        .map(|(key, left)| Txn::put(format!("{place}{key}"), serde_json::to_vec(left).unwrap_or_default()));
+    let gone = before
+        .keys()
+        .filter(|key| !now.contains_key(*key))
+        .map(|key| Txn::delete(keys::suspended(owner, key)));
+    let new = now.iter().filter(|(key, left)| before.get(*key) != Some(left)).map(|(key, left)| {
+        Txn::put(keys::suspended(owner, key), serde_json::to_vec(left).unwrap_or_default())
+    });
     gone.chain(new).reduce(Txn::and)
 }

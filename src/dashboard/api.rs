@@ -3,134 +3,159 @@
 //! Fields may be added, and are never renamed or removed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Number;
 use tracing::info;
 
 use super::redact::{self, View};
 use super::{Dashboard, ErrorResponse, RESPONSE_TIMEOUT, error_response, json_response, parameter};
 use crate::clock;
+use crate::contract::{
+    Accepted, ControllerProcess, ControllerReport, EventEntry, HeldDetail, HeldRow, HistoryEntry, HoldEntry,
+    Hosting, InstanceCounts, LeaderHost, ManifestProblem, PauseEntry, PauseRequest, Paused, PinDetails,
+    ProcessRow, Resumed, ResumedScope, ServerHealth, SourceReport,
+};
 use crate::control;
-use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
+use crate::control::pin::Pin;
+use crate::control::status::{ControllerStatus, LogEntry, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
-use crate::model::{Health, Hold, KnownSpec, Name, ObservedInstance, Pause, seconds};
-use crate::store::{Error, Store, Txn};
+use crate::model::{Health, HeldChange, KnownSpec, Name, ObservedInstance, Pause, seconds};
+use crate::store::{Error, Store, Txn, keys};
 
 /// Maximum listed held instances, and maximum listed events.
 const MAX_LISTED: usize = 1000;
 const MAX_RECENT: u64 = 50;
 
 /// Seconds without a fraction where it is zero.
-fn whole_seconds(seconds: f64) -> Value {
-    if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
+fn whole_seconds(seconds: f64) -> Number {
+    let whole = || Number::from(seconds as u64);
+    if seconds.fract() == 0.0 { whole() } else { Number::from_f64(seconds).unwrap_or_else(whole) }
 }
 
-pub fn status(board: &StatusBoard, view: View) -> Value {
+pub fn status(board: &StatusBoard, view: View) -> ControllerReport {
     let status = board.status();
     let subject = &board.subject;
-    let (role, leader, generation) = match &status.role {
-        Role::Starting => ("starting", Value::Null, Value::Null),
-        Role::Waiting { host, pid } => ("waiting", json!({"host": host, "pid": pid}), Value::Null),
-        Role::Leading { generation } => ("leader", Value::Null, json!(generation)),
+    let (role, leader, generation) = match status.role.clone() {
+        Role::Starting => ("starting", None, None),
+        Role::Waiting { host, pid } => ("waiting", Some(LeaderHost { host, pid }), None),
+        Role::Leading { generation } => ("leader", None, Some(generation)),
     };
-    let pass = status.last_pass.as_deref();
+    let pass = status.pass.last.as_deref();
     let observed_at = pass.map(|pass| pass.observed.at);
-    let now = clock::now();
     let held = pass.map(|pass| pass.plan.held.as_slice()).unwrap_or_default();
-    let held_rows: Vec<Value> = held
-        .iter()
-        .take(MAX_LISTED)
-        .map(|held| json!({"instance": held.instance, "reason": held.reason.word(), "detail": held.detail}))
-        .collect();
-    let events: Vec<Value> = board
-        .entries_after(status.number.saturating_sub(MAX_RECENT), usize::MAX)
-        .notes
-        .iter()
-        .map(|entry| match view {
-            View::Full => entry.json(),
-            View::Redacted => entry.redacted().json(),
-        })
-        .collect();
-    let problems = match view {
-        View::Full => json!(&*status.problems),
-        View::Redacted => redact::problems(json!(&*status.problems)),
+    let (holds, pauses) =
+        pass.map(|pass| (pass.rules.holds.as_slice(), pass.rules.pauses.as_slice())).unwrap_or_default();
+    ControllerReport {
+        version: 1,
+        abide: env!("CARGO_PKG_VERSION").to_owned(),
+        target: subject.target.clone(),
+        owner: subject.owner.clone(),
+        source: source(board, &status),
+        pin: status.source.pin.clone().map(pin_details),
+        follow: subject.follow,
+        heal: subject.heal,
+        prune: subject.prune,
+        interval_secs: whole_seconds(subject.interval.as_secs_f64()),
+        started: board.began.to_string(),
+        role: role.to_owned(),
+        leader,
+        generation,
+        looked_at: observed_at.map(|at| at.to_string()),
+        look_age_secs: observed_at.map(|at| clock::now().secs_since(at)),
+        looks: status.pass.observations,
+        failed_looks: status.pass.failed_observations,
+        pass_ms: status.pass.duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        passing: status.pass.started.is_some(),
+        queue: status.work.queue,
+        under_way: status.work.in_flight,
+        converged: converged(&status),
+        trouble: status.trouble.clone(),
+        to_do: pass.map(|pass| pass.plan.steps().count()),
+        instances: counts(status.rows()),
+        held: held.iter().take(MAX_LISTED).map(held_row).collect(),
+        held_total: held.len(),
+        backing_off: pass
+            .map(|pass| pass.backing_off.iter().map(HoldEntry::from).collect())
+            .unwrap_or_default(),
+        holds: holds.iter().filter(|hold| hold.by != "watch").map(HoldEntry::from).collect(),
+        pauses: pauses.iter().map(PauseEntry::from).collect(),
+        notes: pass.map(|pass| pass.plan.notes.clone()).unwrap_or_default(),
+        problems: problems(&status, view),
+        redacted: view == View::Redacted,
+        last_event: status.number,
+        events: recent_events(board, &status, view),
+    }
+}
+
+fn source(board: &StatusBoard, status: &ControllerStatus) -> SourceReport {
+    SourceReport {
+        paths: board.subject.sources.clone(),
+        revision: status.source.revision.to_string(),
+        commit: status.source.commit.clone(),
+        not_followed: status.source.not_followed.clone(),
+        files: status.source.files,
+        incomplete: status.source.is_incomplete,
+    }
+}
+
+fn pin_details(pin: Pin) -> PinDetails {
+    PinDetails { revision: pin.revision.to_string(), by: pin.by, reason: pin.reason }
+}
+
+fn held_row(held: &HeldChange) -> HeldRow {
+    HeldRow { instance: held.instance.clone(), reason: held.reason, detail: held.detail.clone() }
+}
+
+fn problems(status: &ControllerStatus, view: View) -> Vec<ManifestProblem> {
+    let problems = status.source.problems.iter().map(ManifestProblem::from).collect();
+    match view {
+        View::Full => problems,
+        View::Redacted => redact::problems(problems),
+    }
+}
+
+fn recent_events(board: &StatusBoard, status: &ControllerStatus, view: View) -> Vec<EventEntry> {
+    let recent = board.entries_after(status.number.saturating_sub(MAX_RECENT), usize::MAX);
+    let event = |entry: &Arc<LogEntry>| match view {
+        View::Full => entry.event(),
+        View::Redacted => entry.redacted_event(),
     };
-    json!({
-        "version": 1,
-        "abide": env!("CARGO_PKG_VERSION"),
-        "target": subject.target,
-        "owner": subject.owner,
-        "source": {"paths": subject.sources, "revision": status.revision, "commit": status.commit, "not_followed": status.not_followed, "files": status.files,
-                   "incomplete": status.is_incomplete},
-        "pin": status.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
-        "follow": subject.follow,
-        "heal": subject.heal,
-        "prune": subject.prune,
-        "interval_secs": whole_seconds(subject.interval.as_secs_f64()),
-        "started": board.began.to_string(),
-        "role": role,
-        "leader": leader,
-        "generation": generation,
-        "looked_at": observed_at.map(|at| at.to_string()),
-        "look_age_secs": observed_at.map(|at| now.secs_since(at)),
-        "looks": status.observations,
-        "failed_looks": status.failed_observations,
-        "pass_ms": status.pass_duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
-        "passing": status.pass_started.is_some(),
-        "queue": status.queue,
-        "under_way": status.in_flight,
-        "converged": converged(&status),
-        "trouble": status.trouble,
-        "to_do": pass.map(|pass| pass.plan.steps().count()),
-        "instances": counts(status.rows()),
-        "held": held_rows,
-        "held_total": held.len(),
-        "backing_off": pass.map(|pass| pass.backing_off.iter().map(hold).collect::<Vec<_>>()).unwrap_or_default(),
-        "holds": pass.map(|pass| pass.rules.holds.iter().filter(|hold| hold.by != "watch").map(hold).collect::<Vec<_>>()).unwrap_or_default(),
-        "pauses": pass.map(|pass| pass.rules.pauses.iter().map(pause_json).collect::<Vec<_>>()).unwrap_or_default(),
-        "notes": pass.map(|pass| pass.plan.notes.clone()).unwrap_or_default(),
-        "problems": problems,
-        "redacted": view == View::Redacted,
-        "last_event": status.number,
-        "events": events,
-    })
+    recent.notes.iter().map(event).collect()
 }
 
 /// The last pass succeeded, no plan is in flight, and nothing is to do or held.
 pub fn converged(status: &ControllerStatus) -> bool {
     status.trouble.is_none()
-        && status.in_flight == 0
-        && status.last_pass.as_ref().is_some_and(|pass| pass.plan.is_empty())
-}
-
-fn hold(hold: &Hold) -> Value {
-    json!({"instance": hold.instance, "by": hold.by, "reason": hold.reason,
-           "until": hold.until.map(|time| time.to_string())})
-}
-
-fn pause_json(pause: &Pause) -> Value {
-    json!({"namespace": pause.namespace, "by": pause.by, "reason": pause.reason,
-           "until": pause.until.map(|time| time.to_string())})
+        && status.work.in_flight == 0
+        && status.pass.last.as_ref().is_some_and(|pass| pass.plan.is_empty())
 }
 
 /// Instance counts per value of each axis, including zero counts.
-fn counts(rows: &[Row]) -> Value {
-    let mut sync: BTreeMap<&str, usize> = SyncStatus::ALL.iter().map(|sync| (sync.word(), 0)).collect();
-    let mut health: BTreeMap<&str, usize> = Health::ALL.iter().map(|health| (health.word(), 0)).collect();
-    let mut hosting: BTreeMap<&str, usize> = HOSTING.iter().map(|word| (*word, 0)).collect();
-    for row in rows {
-        *sync.entry(row.sync.word()).or_default() += 1;
-        *health.entry(health_of(row).word()).or_default() += 1;
-        *hosting.entry(hosting_of(row)).or_default() += 1;
+fn counts(rows: &[Row]) -> InstanceCounts {
+    fn zeros<'a>(words: impl Iterator<Item = &'a str>) -> BTreeMap<String, usize> {
+        words.map(|word| (word.to_owned(), 0)).collect()
     }
-    json!({"total": rows.len(), "sync": sync, "health": health, "hosting": hosting})
+    let mut counts = InstanceCounts {
+        total: rows.len(),
+        sync: zeros(SyncStatus::ALL.iter().map(|sync| sync.word())),
+        health: zeros(Health::ALL.iter().map(|health| health.word())),
+        hosting: zeros(Hosting::ALL.iter().map(|hosting| hosting.word())),
+    };
+    for row in rows {
+        let words = [row.sync.word(), health_of(row).word(), hosting_of(row).word()];
+        for (axis, word) in [&mut counts.sync, &mut counts.health, &mut counts.hosting].into_iter().zip(words)
+        {
+            if let Some(count) = axis.get_mut(word) {
+                *count += 1;
+            }
+        }
+    }
+    counts
 }
-
-pub const HOSTING: [&str; 3] = ["Hosted", "NotHosted", "Unknown"];
 
 pub fn health_of(row: &Row) -> Health {
     match (&row.gap, &row.seen) {
@@ -140,24 +165,20 @@ pub fn health_of(row: &Row) -> Health {
     }
 }
 
-pub fn hosting_of(row: &Row) -> &'static str {
+pub fn hosting_of(row: &Row) -> Hosting {
     match (&row.gap, &row.seen) {
-        (Some(_), _) => "Unknown",
-        (None, None) => "NotHosted",
-        (None, Some(seen)) => match seen.hosted {
-            Some(true) => "Hosted",
-            Some(false) => "NotHosted",
-            None => "Unknown",
-        },
+        (Some(_), _) => Hosting::Unknown,
+        (None, None) => Hosting::NotHosted,
+        (None, Some(seen)) => Hosting::from(seen.hosted),
     }
 }
 
 /// Process rows as in `get processes -o json`, with the hold reason.
-pub fn processes(status: &ControllerStatus) -> Value {
+pub fn processes(status: &ControllerStatus) -> Vec<ControllerProcess> {
     status.rows().iter().map(process).collect()
 }
 
-fn process(row: &Row) -> Value {
+fn process(row: &Row) -> ControllerProcess {
     let nothing = ObservedInstance {
         registered: Some(false),
         hosted: Some(false),
@@ -173,34 +194,35 @@ fn process(row: &Row) -> Value {
         KnownSpec::Full(spec) => Some(*spec.revision()),
     };
     let there = row.seen.is_some();
-    json!({
-        "instance": row.key,
-        "namespace": row.key.namespace,
-        "name": row.key.name,
-        "host": row.key.host,
-        "labels": seen.labels,
-        "registered": seen.registered,
-        "hosted": fact(seen.hosted),
-        "running": fact(seen.running),
-        "pid": seen.pid.filter(|_| row.gap.is_none()),
-        "owner": seen.owner,
-        "revision": revision(&seen.registered_spec).filter(|_| there).map(|revision| revision.to_string()),
-        "live_revision": revision(&seen.live).filter(|_| there).map(|revision| revision.to_string()),
-        "sync": row.sync.word(),
-        "health": health_of(row).word(),
-        "hosting": hosting_of(row),
-        "since": seen.since.map(|time| time.to_string()),
-        "report_time": seen.report_time.map(|time| time.to_string()),
-        "held": row.held.as_ref().map(|(reason, detail)| json!({"reason": reason.word(), "detail": detail})),
-        "declared": row.declared,
-    })
+    let held = row.held.clone().map(|(reason, detail)| HeldDetail { reason, detail });
+    let declared = row.declared.clone();
+    let row = ProcessRow {
+        instance: row.key.clone(),
+        namespace: row.key.namespace.clone(),
+        name: row.key.name.clone(),
+        host: row.key.host.clone(),
+        labels: seen.labels.clone(),
+        registered: seen.registered,
+        hosted: fact(seen.hosted),
+        running: fact(seen.running),
+        pid: seen.pid.filter(|_| row.gap.is_none()),
+        owner: seen.owner.as_deref().map(str::to_owned),
+        revision: revision(&seen.registered_spec).filter(|_| there),
+        live_revision: revision(&seen.live).filter(|_| there),
+        sync: row.sync,
+        health: health_of(row).word().to_owned(),
+        hosting: hosting_of(row),
+        since: seen.since.map(|time| time.to_string()),
+        report_time: seen.report_time.map(|time| time.to_string()),
+    };
+    ControllerProcess { row, held, declared }
 }
 
 /// The plan of the last pass.
 pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorResponse> {
     let status = dashboard.board.status();
     let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "the target was not observed yet");
-    let pass = status.last_pass.ok_or_else(none)?;
+    let pass = status.pass.last.ok_or_else(none)?;
     let plan = (dashboard.plan)(&pass);
     Ok(match view {
         View::Full => json_response(StatusCode::OK, &plan),
@@ -209,7 +231,10 @@ pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorRe
 }
 
 /// Applied revisions, newest first.
-pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Result<Value, ErrorResponse> {
+pub async fn history<S: Store>(
+    dashboard: &Dashboard<S>,
+    parts: &Parts,
+) -> Result<Vec<HistoryEntry>, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
         Some(text) => text.parse().ok().filter(|limit| (1..=10_000).contains(limit)).ok_or_else(|| {
@@ -219,7 +244,7 @@ pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Resul
     let state = dashboard.state.get();
     let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
-        Ok(Ok(newest)) => Ok(newest.into()),
+        Ok(Ok(newest)) => Ok(newest),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
         Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }
@@ -228,9 +253,10 @@ pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Resul
 /// Liveness: the control loop makes progress.
 pub fn health(board: &StatusBoard) -> Response {
     match board.is_alive() {
-        true => json_response(StatusCode::OK, &json!({"status": "ok"})),
+        true => json_response(StatusCode::OK, &ServerHealth::ok()),
         false => {
-            json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the control loop is stuck"}))
+            let status = "the control loop is stuck".to_owned();
+            json_response(StatusCode::SERVICE_UNAVAILABLE, &ServerHealth { status })
         }
     }
 }
@@ -239,16 +265,17 @@ pub fn health(board: &StatusBoard) -> Response {
 pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Response {
     let status = board.status();
     let overload = exhausted.map(|resource| resource.reason().to_owned());
-    let why = match (&status.role, &status.trouble, &status.last_pass) {
+    let why = match (&status.role, &status.trouble, &status.pass.last) {
         (_, Some(trouble), _) => Some(trouble.clone()),
         (Role::Waiting { .. }, None, _) | (Role::Leading { .. }, None, Some(_)) => None,
         (Role::Starting, None, _) => Some("starting".to_owned()),
         (Role::Leading { .. }, None, None) => Some("the target was not observed yet".to_owned()),
     };
     match why.or(overload) {
-        None => json_response(StatusCode::OK, &json!({"status": "ok"})),
+        None => json_response(StatusCode::OK, &ServerHealth::ok()),
         Some(why) => {
-            json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": format!("not ready: {why}")}))
+            let status = format!("not ready: {why}");
+            json_response(StatusCode::SERVICE_UNAVAILABLE, &ServerHealth { status })
         }
     }
 }
@@ -258,19 +285,7 @@ pub fn trigger<S>(dashboard: &Dashboard<S>, parts: &Parts, why: &str) -> Respons
     audit(parts, why);
     dashboard.board.log_request(why.to_owned());
     dashboard.trigger.notify_one();
-    json_response(StatusCode::ACCEPTED, &json!({"accepted": true}))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PauseRequest {
-    namespace: Option<Name>,
-    #[serde(default)]
-    all: bool,
-    /// A duration or a time.
-    until: Option<String>,
-    reason: Option<String>,
-    by: Option<String>,
+    json_response(StatusCode::ACCEPTED, &Accepted::Accepted(true))
 }
 
 fn parse_pause_request(bytes: &[u8]) -> Result<PauseRequest, ErrorResponse> {
@@ -309,14 +324,14 @@ pub async fn pause<S: Store>(
         until,
     };
     let value = serde_json::to_vec(&pause).unwrap_or_default();
-    write(dashboard, Txn::put(Pause::store_key(pause.namespace.as_ref()), value)).await?;
+    write(dashboard, Txn::put(keys::pause(pause.namespace.as_ref()), value)).await?;
     let reason = pause.reason.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
     trigger(
         dashboard,
         parts,
         &format!("paused {} by {}{reason}", pause_scope(pause.namespace.as_ref()), pause.by),
     );
-    Ok(json_response(StatusCode::OK, &json!({"paused": pause_json(&pause)})))
+    Ok(json_response(StatusCode::OK, &Paused { paused: PauseEntry::from(&pause) }))
 }
 
 pub async fn resume<S: Store>(
@@ -325,19 +340,21 @@ pub async fn resume<S: Store>(
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
     let request = parse_pause_request(bytes)?;
-    let key = Pause::store_key(request.namespace.as_ref());
+    let key = keys::pause(request.namespace.as_ref());
     let state = dashboard.state.get();
     let found = with_timeout(state.get(&key)).await?;
-    let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
     write(dashboard, Txn::delete(key)).await?;
-    // An expired pause was not in effect.
+    // An expired pause was not in effect; one that cannot be read was.
     let now = clock::now();
-    if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
+    let is_active = |pause: Pause| pause.until.is_none_or(|until| until > now);
+    let was_paused = found.is_some_and(|entry| serde_json::from_slice(&entry.value).map_or(true, is_active));
+    if !was_paused {
         let message = format!("nothing was paused: {}", pause_scope(request.namespace.as_ref()));
-        return Ok(json_response(StatusCode::OK, &json!({"resumed": null, "message": message})));
+        return Ok(json_response(StatusCode::OK, &Resumed { resumed: None, message: Some(message) }));
     }
     trigger(dashboard, parts, &format!("resumed {}", pause_scope(request.namespace.as_ref())));
-    Ok(json_response(StatusCode::OK, &json!({"resumed": {"namespace": request.namespace}})))
+    let resumed = Some(ResumedScope { namespace: request.namespace });
+    Ok(json_response(StatusCode::OK, &Resumed { resumed, message: None }))
 }
 
 fn pause_scope(namespace: Option<&Name>) -> String {

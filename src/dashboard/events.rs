@@ -108,10 +108,11 @@ impl EventReader {
             }
             for entry in &later.notes {
                 self.last = entry.number;
-                let json = match self.view {
-                    View::Full => entry.json(),
-                    View::Redacted => entry.redacted().json(),
+                let event = match self.view {
+                    View::Full => entry.event(),
+                    View::Redacted => entry.redacted_event(),
                 };
+                let json = serde_json::to_string(&event).unwrap_or_default();
                 let _ = write!(text, "id: {}\ndata: {json}\n\n", entry.number);
             }
             if !text.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! Every response is built from the [`StatusBoard`] that the control loop writes: no request calls the target, and
-//! none can block the loop. [`api`] is the JSON API, [`page`] the page, [`events`] the event stream, [`metrics`] the
+//! none can block the loop. [`api`] is the JSON API that [`openapi`] describes, [`page`] the page, [`events`] the event stream, [`metrics`] the
 //! metrics, and [`notify`] sends notifications.
 //!
 //! [`access`] admits requests. On a loopback address reading needs no token unless the listener requires one; changes
@@ -15,6 +15,7 @@ mod api;
 mod events;
 mod metrics;
 pub mod notify;
+mod openapi;
 mod page;
 mod redact;
 mod webhook;
@@ -30,7 +31,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use axum::routing::any;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::AccessControl;
@@ -38,6 +39,7 @@ use self::access::{AuthMethod, WrongCredentials, mark_wrong_credentials};
 use self::redact::View;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
+use crate::contract::{self, Accepted, ErrorBody, PlanDocument};
 use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
@@ -66,7 +68,7 @@ pub struct Dashboard<S> {
     pub state: Reloadable<S>,
     pub trigger: Arc<Notify>,
     /// Renders a plan as `abide plan -o json` does.
-    pub plan: Box<dyn Fn(&PassResult) -> Value + Send + Sync>,
+    pub plan: Box<dyn Fn(&PassResult) -> PlanDocument + Send + Sync>,
     pub access: AccessControl,
     /// Webhook verification; `None`: webhooks are disabled.
     pub webhook: Option<Webhook>,
@@ -127,6 +129,11 @@ fn share<S>(dashboard: Dashboard<S>) -> Arc<DashboardState<S>> {
     })
 }
 
+/// Every method and path.
+pub fn route_table() -> impl Iterator<Item = (&'static str, &'static str)> {
+    Route::ALL.into_iter().map(|(path, route)| (route.method(), path))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Page,
@@ -143,6 +150,7 @@ enum Route {
     Resume,
     Trigger,
     Webhook,
+    Description,
 }
 
 /// Permission that a route requires.
@@ -156,33 +164,41 @@ enum Permission {
 }
 
 impl Route {
+    const ALL: [(&str, Route); 15] = [
+        ("/", Route::Page),
+        ("/login", Route::Login),
+        ("/metrics", Route::Metrics),
+        ("/healthz", Route::Health),
+        ("/readyz", Route::Ready),
+        ("/api/v1/status", Route::Status),
+        ("/api/v1/processes", Route::Processes),
+        ("/api/v1/events", Route::Events),
+        ("/api/v1/plan", Route::Plan),
+        ("/api/v1/history", Route::History),
+        ("/api/v1/pause", Route::Pause),
+        ("/api/v1/resume", Route::Resume),
+        ("/api/v1/look", Route::Trigger),
+        ("/api/v1/webhook", Route::Webhook),
+        ("/api/v1/openapi.json", Route::Description),
+    ];
+
     fn find(path: &str) -> Option<Route> {
-        Some(match path {
-            "/" => Route::Page,
-            "/login" => Route::Login,
-            "/metrics" => Route::Metrics,
-            "/healthz" => Route::Health,
-            "/readyz" => Route::Ready,
-            path => match path.strip_prefix("/api/v1/")?.trim_end_matches('/') {
-                "status" => Route::Status,
-                "processes" => Route::Processes,
-                "events" => Route::Events,
-                "plan" => Route::Plan,
-                "history" => Route::History,
-                "pause" => Route::Pause,
-                "resume" => Route::Resume,
-                "look" => Route::Trigger,
-                "webhook" => Route::Webhook,
-                _ => return None,
-            },
-        })
+        let path = if path.starts_with("/api/v1/") { path.trim_end_matches('/') } else { path };
+        Route::ALL.into_iter().find(|(known, _)| *known == path).map(|(_, route)| route)
+    }
+
+    fn method(self) -> &'static str {
+        match self.permission() {
+            Permission::Nothing | Permission::Reading => "GET",
+            Permission::Changing | Permission::Signed => "POST",
+        }
     }
 
     fn permission(self) -> Permission {
         match self {
             Route::Health | Route::Ready | Route::Login => Permission::Nothing,
             Route::Page | Route::Status | Route::Processes | Route::Events => Permission::Reading,
-            Route::Plan | Route::History | Route::Metrics => Permission::Reading,
+            Route::Plan | Route::History | Route::Metrics | Route::Description => Permission::Reading,
             Route::Pause | Route::Resume | Route::Trigger => Permission::Changing,
             Route::Webhook => Permission::Signed,
         }
@@ -221,7 +237,7 @@ async fn respond<S: Store>(
     if route == Route::Webhook && dashboard.webhook.is_none() {
         return Err(unknown());
     }
-    authorize(dashboard, parts, route.permission()).await?;
+    authorize(dashboard, parts, route).await?;
     // After the header checks: the body of a caller without the token is not read.
     let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
     let view = dashboard.access.view(parts);
@@ -252,6 +268,7 @@ async fn respond<S: Store>(
             }
             typed_response(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
         }
+        Route::Description => json_response(StatusCode::OK, openapi::description()),
         Route::Health => api::health(board),
         Route::Ready => api::ready(board, connection.and_then(Connection::exhausted)),
         Route::Pause => {
@@ -267,21 +284,14 @@ async fn respond<S: Store>(
         Route::Webhook => match verify_webhook(shared, parts, body).await? {
             Delivery::First => api::trigger(dashboard, parts, "webhook received: observation requested"),
             // The sender did not receive the first response. Its request had its effect.
-            Delivery::Repeated => json_response(StatusCode::ACCEPTED, &json!({"repeated": true})),
+            Delivery::Repeated => json_response(StatusCode::ACCEPTED, &Accepted::Repeated(true)),
         },
     })
 }
 
 /// Checks the method and the credentials of a request by its header alone.
-async fn authorize<S>(
-    dashboard: &Dashboard<S>,
-    parts: &Parts,
-    permission: Permission,
-) -> Result<(), ErrorResponse> {
-    let allowed = match permission {
-        Permission::Nothing | Permission::Reading => "GET",
-        Permission::Changing | Permission::Signed => "POST",
-    };
+async fn authorize<S>(dashboard: &Dashboard<S>, parts: &Parts, route: Route) -> Result<(), ErrorResponse> {
+    let allowed = route.method();
     // HEAD is answered like GET; hyper omits the body.
     let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
     if method != allowed {
@@ -290,7 +300,7 @@ async fn authorize<S>(
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
         return Err(response);
     }
-    match permission {
+    match route.permission() {
         Permission::Nothing | Permission::Signed => Ok(()),
         Permission::Reading => {
             check_credentials(dashboard, parts, dashboard.access.may_read(parts), "a reader").await
@@ -431,11 +441,11 @@ fn busy(status: StatusCode, message: &str) -> ErrorResponse {
 type ErrorResponse = Box<Response>;
 
 fn error_response(status: StatusCode, message: &str) -> ErrorResponse {
-    Box::new(json_response(status, &json!({"error": message})))
+    Box::new(json_response(status, &ErrorBody { error: message.to_owned() }))
 }
 
-fn json_response(status: StatusCode, value: &Value) -> Response {
-    let mut response = typed_response(Body::from(format!("{value}\n")), "application/json");
+fn json_response(status: StatusCode, document: &impl Serialize) -> Response {
+    let mut response = typed_response(Body::from(contract::compact(document)), "application/json");
     *response.status_mut() = status;
     response
 }

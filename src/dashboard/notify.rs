@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::backoff::BackoffPolicy;
+use crate::contract::EventDetails;
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
 
@@ -19,7 +21,7 @@ pub const DEFAULT_TEMPLATE: &str = r#"{"text": "{{title}}\n{{text}}"}"#;
 /// Timeout of one attempt, maximum attempts, and the first delay between attempts.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
-const FIRST_DELAY: Duration = Duration::from_millis(500);
+const DELAYS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(500), Duration::from_secs(60));
 
 /// A JSON text with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,12 +148,11 @@ impl Notifier {
             text: entry.text.clone(),
             owner: subject.owner.clone(),
             target: subject.target.clone(),
-            revision: short(&status.revision),
-            commit: short(status.commit.as_deref().unwrap_or_default()),
+            revision: short(status.source.revision.as_str()),
+            commit: short(status.source.commit.as_deref().unwrap_or_default()),
             level: entry.level.word().to_owned(),
         };
         let body = self.template.get().render(&message);
-        let mut wait = FIRST_DELAY;
         for nth in 1..=MAX_ATTEMPTS {
             match self.to.post(body.clone(), SEND_TIMEOUT).await {
                 Ok(()) => {
@@ -166,8 +167,7 @@ impl Notifier {
                     return;
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait *= 2;
+            tokio::time::sleep(DELAYS.after(nth)).await;
         }
     }
 }
@@ -186,7 +186,8 @@ fn is_repeated_failure(entry: &LogEntry, failed: &mut String) -> bool {
     if entry.kind != Kind::ExecutionFinished {
         return false;
     }
-    let did = entry.more.get("summary").and_then(Value::as_object).is_some_and(|did| !did.is_empty());
+    let did =
+        matches!(&entry.details, EventDetails::ExecutionFinished { summary, .. } if !summary.is_empty());
     let same = !did && !entry.text.is_empty() && *failed == entry.text;
     failed.clone_from(&entry.text);
     same

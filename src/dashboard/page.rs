@@ -71,10 +71,10 @@ pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
 
 fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
     let subject = &board.subject;
-    let (class, word) = match (&status.trouble, &status.last_pass) {
+    let (class, word) = match (&status.trouble, &status.pass.last) {
         (Some(_), _) => ("bad", "trouble"),
         (None, None) => ("dull", "not observed yet"),
-        (None, Some(_)) if status.in_flight > 0 => ("busy", "working"),
+        (None, Some(_)) if status.work.in_flight > 0 => ("busy", "working"),
         (None, Some(_)) if converged(status) => ("good", "converged"),
         (None, Some(_)) => ("warn", "not converged"),
     };
@@ -88,11 +88,12 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         Role::Waiting { host, pid } => format!("standby: {host} (pid {pid}) is the leader"),
         Role::Leading { generation } => format!("leader (generation {generation})"),
     };
-    let revision: String = status.revision.chars().take(12).collect();
-    let observed_at = status.last_pass.as_ref().map_or("never".to_owned(), |pass| ago(pass.observed.at));
-    let pass = status.pass_duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
+    let revision = status.source.revision.short();
+    let observed_at = status.pass.last.as_ref().map_or("never".to_owned(), |pass| ago(pass.observed.at));
+    let pass = status.pass.duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
     let paused: Vec<String> = status
-        .last_pass
+        .pass
+        .last
         .iter()
         .flat_map(|pass| &pass.rules.pauses)
         .map(|pause| pause.namespace.as_ref().map_or("everything".to_owned(), ToString::to_string))
@@ -102,13 +103,17 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         ("source", subject.sources.join(", ")),
         (
             "revision",
-            format!("{revision} ({} {})", status.files, if status.files == 1 { "file" } else { "files" }),
+            format!(
+                "{revision} ({} {})",
+                status.source.files,
+                if status.source.files == 1 { "file" } else { "files" }
+            ),
         ),
         ("last observed", observed_at),
         ("last pass", pass),
-        ("queue", status.queue.to_string()),
+        ("queue", status.work.queue.to_string()),
     ];
-    if let Some(commit) = &status.commit {
+    if let Some(commit) = &status.source.commit {
         facts.insert(2, ("commit", commit.chars().take(12).collect()));
     }
     if !paused.is_empty() {
@@ -118,7 +123,7 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         let _ = write!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", escape::html(&value));
     }
     out.push_str("</dl>\n");
-    for trouble in status.trouble.iter().chain(&status.not_followed) {
+    for trouble in status.trouble.iter().chain(&status.source.not_followed) {
         let _ = writeln!(out, "<p class=\"box bad\">{}</p>", escape::html(trouble));
     }
     out.push_str("<p class=\"counts\">");
@@ -143,11 +148,11 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
 }
 
 fn problems(out: &mut String, status: &ControllerStatus, view: View) {
-    if status.problems.is_empty() {
+    if status.source.problems.is_empty() {
         return;
     }
     out.push_str("<h2>Problems in the manifests</h2>\n<ul class=\"problems\">\n");
-    for problem in status.problems.iter().take(ROWS) {
+    for problem in status.source.problems.iter().take(ROWS) {
         let class = if problem.severity == Severity::Error { "bad" } else { "warn" };
         let quotes = may_quote(&problem.message) || problem.hint.as_deref().is_some_and(may_quote);
         let is_hidden = view == View::Redacted && quotes;
@@ -228,7 +233,7 @@ fn process(out: &mut String, row: &Row) {
         row.sync.word(),
         health_class(health),
         health.word(),
-        hosting_of(row),
+        hosting_of(row).word(),
     );
 }
 

@@ -1,14 +1,74 @@
-//! Active holds and pauses while a plan is executed: each applies as soon as it is created.
+//! Active holds and pauses: read from the store, and applied while a plan is executed as soon as each is created.
+//!
+//! An entry that cannot be read fails closed: its instance or namespace stays held, with the entry's key as the
+//! reason. A person asked for something there, and only a person can tell what.
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::model::{Hold, InstanceKey, Pause, Time};
 use crate::reconcile::{Rules, active_hold, paused};
+use crate::store::keys::{HOLD_PREFIX, PAUSE_PREFIX};
+use crate::store::{Entry, Error, Store};
 
 /// Interval between two reads of holds and pauses.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Namespace part of the key of the global pause.
+const EVERYWHERE: &str = "*";
+
+/// Author of an entry that cannot be read.
+const UNREADABLE: &str = "an unreadable entry";
+
+/// A stored value that does not parse.
+#[derive(Debug, thiserror::Error)]
+#[error("{key} cannot be read: {source}")]
+pub struct UnreadableEntry {
+    pub key: String,
+    source: serde_json::Error,
+}
+
+fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<T, UnreadableEntry> {
+    serde_json::from_slice(&entry.value)
+        .map_err(|source| UnreadableEntry { key: entry.key.to_string(), source })
+}
+
+/// Holds and pauses that have not expired.
+pub async fn read_active_holds<S: Store>(state: &S, now: Time) -> Result<(Vec<Hold>, Vec<Pause>), Error> {
+    let holds = state.range(HOLD_PREFIX, None, usize::MAX).await?.entries;
+    let pauses = state.range(PAUSE_PREFIX, None, usize::MAX).await?.entries;
+    let is_active = |until: Option<Time>| until.is_none_or(|until| until > now);
+    let holds = holds.iter().filter_map(hold_of).filter(|hold| is_active(hold.until));
+    let pauses = pauses.iter().filter_map(pause_of).filter(|pause| is_active(pause.until));
+    Ok((holds.collect(), pauses.collect()))
+}
+
+/// The hold of an entry. `None`: its value cannot be read, and its key names no instance.
+fn hold_of(entry: &Entry) -> Option<Hold> {
+    parse(entry).map_or_else(
+        |error: UnreadableEntry| {
+            let instance = entry.key.strip_prefix(HOLD_PREFIX)?.parse().ok()?;
+            Some(Hold { instance, by: UNREADABLE.to_owned(), reason: Some(error.to_string()), until: None })
+        },
+        Some,
+    )
+}
+
+/// The pause of an entry. `None`: its value cannot be read, and its key names no namespace.
+fn pause_of(entry: &Entry) -> Option<Pause> {
+    parse(entry).map_or_else(
+        |error: UnreadableEntry| {
+            let namespace = match entry.key.strip_prefix(PAUSE_PREFIX)? {
+                EVERYWHERE => None,
+                name => Some(name.parse().ok()?),
+            };
+            Some(Pause { namespace, by: UNREADABLE.to_owned(), reason: Some(error.to_string()), until: None })
+        },
+        Some,
+    )
+}
 
 /// Holds and pauses as of the last read.
 #[derive(Clone, Debug, Default)]
@@ -57,5 +117,36 @@ where
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, value: &str) -> Entry {
+        Entry { key: key.into(), value: value.as_bytes().into(), mod_seq: 1 }
+    }
+
+    #[test]
+    fn an_unreadable_entry_holds_what_its_key_names() {
+        let instance: InstanceKey = "0:10.0.0.1:web:api".parse().expect("a key");
+        let hold = hold_of(&entry("hold/0:10.0.0.1:web:api", "garbage")).expect("a hold");
+        assert_eq!((&hold.instance, hold.until), (&instance, None));
+        assert!(hold.reason.is_some_and(|why| why.starts_with("hold/0:10.0.0.1:web:api cannot be read: ")));
+        let pause = pause_of(&entry("pause/web", "{\"by\": 7}")).expect("a pause");
+        assert_eq!(pause.namespace, Some(instance.namespace));
+        assert!(pause.reason.is_some_and(|why| why.starts_with("pause/web cannot be read: ")));
+        assert_eq!(pause_of(&entry("pause/*", "")).expect("a pause").namespace, None);
+        // No instance has such a name.
+        assert_eq!(hold_of(&entry("hold/x", "garbage")), None);
+        assert_eq!(pause_of(&entry("pause/a b", "garbage")), None);
+    }
+
+    #[test]
+    fn a_readable_entry_is_what_its_value_says() {
+        let value = "{\"namespace\": \"web\", \"by\": \"ann\", \"reason\": null, \"until\": null}";
+        let pause = pause_of(&entry("pause/web", value)).expect("a pause");
+        assert_eq!((pause.by.as_str(), pause.reason), ("ann", None));
     }
 }

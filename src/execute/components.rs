@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::ExecutionContext;
+use super::Dependencies;
 use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 
 /// Maximum number of components with several waves that are split off: each costs calls of its own.
@@ -23,20 +23,20 @@ pub enum SplitBy {
 }
 
 /// The components of a plan, usually one.
-pub fn components<'p>(plan: &'p Plan, terms: &ExecutionContext, which: SplitBy) -> Vec<Cow<'p, [Wave]>> {
+pub fn components<'p>(plan: &'p Plan, dependencies: &Dependencies, which: SplitBy) -> Vec<Cow<'p, [Wave]>> {
     let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
     let waits = plan.waves.len() > 1 && which == SplitBy::Waiting;
     if !waits && !plan.waves.iter().any(soaks) {
         return vec![Cow::Borrowed(&plan.waves)];
     }
-    let mut sets = UnionFind::of_plan(plan, terms);
-    let split_off = sets.split_off(plan, terms, which);
+    let mut sets = UnionFind::of_plan(plan, dependencies);
+    let split_off = sets.split_off(plan, dependencies, which);
     let group = |root: usize| if split_off.contains(&root) { root + 1 } else { 0 };
     let mut parts: BTreeMap<usize, Vec<Wave>> = BTreeMap::new();
     for wave in &plan.waves {
         let mut pieces: BTreeMap<usize, Wave> = BTreeMap::new();
         for step in &wave.steps {
-            let root = sets.root_of(&name(&step.instance, terms));
+            let root = sets.root_of(&name(&step.instance, dependencies));
             pieces.entry(group(root)).or_default().steps.push(step.clone());
         }
         for gate in &wave.gates {
@@ -52,8 +52,8 @@ pub fn components<'p>(plan: &'p Plan, terms: &ExecutionContext, which: SplitBy) 
 }
 
 /// The declared name of an instance; an instance that is no longer wanted has only its own name.
-fn name(instance: &InstanceKey, terms: &ExecutionContext) -> ProcessKey {
-    terms.declared.get(instance).cloned().unwrap_or_else(|| instance.process())
+fn name(instance: &InstanceKey, dependencies: &Dependencies) -> ProcessKey {
+    dependencies.declared.get(instance).cloned().unwrap_or_else(|| instance.process())
 }
 
 /// Disjoint sets of process names.
@@ -65,36 +65,36 @@ struct UnionFind {
 }
 
 impl UnionFind {
-    fn of_plan(plan: &Plan, terms: &ExecutionContext) -> UnionFind {
+    fn of_plan(plan: &Plan, dependencies: &Dependencies) -> UnionFind {
         let mut sets = UnionFind::default();
         for step in plan.steps() {
-            let own = sets.number(&name(&step.instance, terms));
+            let own = sets.number(&name(&step.instance, dependencies));
             let process = sets.number(&step.instance.process());
             sets.union(own, process);
             if let Some(from) = &step.from {
-                let from = sets.number(&name(from, terms));
+                let from = sets.number(&name(from, dependencies));
                 sets.union(own, from);
             }
         }
         // A dependency outside of the plan connects nothing: no step waits for it.
-        for (name, needs) in &terms.depends {
+        for (name, needs) in &dependencies.depends {
             for need in needs {
                 if let (Some(name), Some(need)) = (sets.known(name), sets.known(need)) {
                     sets.union(name, need);
                 }
             }
         }
-        sets.union_by_host(plan, terms);
+        sets.union_by_host(plan, dependencies);
         sets
     }
 
     /// Roots of the components that are split off.
-    fn split_off(&mut self, plan: &Plan, terms: &ExecutionContext, which: SplitBy) -> HashSet<usize> {
+    fn split_off(&mut self, plan: &Plan, dependencies: &Dependencies, which: SplitBy) -> HashSet<usize> {
         let (mut soaking, mut waiting) = (HashSet::new(), HashSet::new());
         let mut first: HashMap<usize, usize> = HashMap::new();
         for (nth, wave) in plan.waves.iter().enumerate() {
             for step in &wave.steps {
-                let root = self.root_of(&name(&step.instance, terms));
+                let root = self.root_of(&name(&step.instance, dependencies));
                 if *first.entry(root).or_insert(nth) != nth {
                     waiting.insert(root);
                 }
@@ -110,7 +110,7 @@ impl UnionFind {
     }
 
     /// Connects a start with earlier stops on the same host: it may take over their identity.
-    fn union_by_host(&mut self, plan: &Plan, terms: &ExecutionContext) {
+    fn union_by_host(&mut self, plan: &Plan, dependencies: &Dependencies) {
         let leaves = |step: &&Step| matches!(step.op, Op::Stop | Op::Kill | Op::Unsupervise | Op::Unregister);
         let mut left: HashMap<&HostKey, Vec<usize>> = HashMap::new();
         for wave in &plan.waves {
@@ -118,12 +118,12 @@ impl UnionFind {
                 wave.steps.iter().filter(|step| matches!(step.op, Op::Start | Op::Supervise | Op::Register))
             {
                 let Some(left) = left.get_mut(&step.instance.host) else { continue };
-                let own = self.number(&name(&step.instance, terms));
+                let own = self.number(&name(&step.instance, dependencies));
                 left.drain(..).for_each(|other| self.union(own, other));
                 left.push(own);
             }
             for step in wave.steps.iter().filter(leaves) {
-                let own = self.number(&name(&step.instance, terms));
+                let own = self.number(&name(&step.instance, dependencies));
                 left.entry(&step.instance.host).or_default().push(own);
             }
         }

@@ -27,11 +27,14 @@ type Changed = BTreeMap<InstanceKey, InstanceQuery>;
 impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Before a wave: rollouts that start in it wait for the rest of the soak of an earlier run.
     pub(super) async fn resume_soak(&mut self, waves: &[Wave], wave: &Wave) {
-        let in_wave: BTreeSet<_> =
-            wave.steps.iter().filter_map(|step| self.terms.declared.get(&step.instance)).collect();
+        let in_wave: BTreeSet<_> = wave
+            .steps
+            .iter()
+            .filter_map(|step| self.terms.dependencies.declared.get(&step.instance))
+            .collect();
         let gates = waves.iter().flat_map(|wave| &wave.gates);
         for gate in gates.filter(|gate| gate.soak_secs > 0 && in_wave.contains(&gate.process)) {
-            if !self.soaked.insert(gate.process.clone()) {
+            if !self.rollouts.soaked.insert(gate.process.clone()) {
                 continue;
             }
             let (recent, left) = self.recently_changed(gate, waves);
@@ -50,7 +53,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let (now, soak) = (clock::now(), Duration::from_secs(gate.soak_secs));
         let (mut recent, mut longest) = (Changed::new(), Duration::ZERO);
         for (key, seen) in &self.terms.before {
-            let is_of_it = self.terms.declared.get(key) == Some(&gate.process);
+            let is_of_it = self.terms.dependencies.declared.get(key) == Some(&gate.process);
             let (true, false, Some(true), Some(since)) =
                 (is_of_it, touched.contains(key), seen.running, seen.since)
             else {
@@ -75,7 +78,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             .iter()
             .filter(|step| {
                 matches!(step.op, Op::Start | Op::Restart | Op::Reload)
-                    && !self.failed.contains(&step.instance)
+                    && !self.outcomes.failed.contains(&step.instance)
             })
             .map(|step| (step.instance.clone(), self.subject(step)))
             .collect();
@@ -83,7 +86,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             self.wait_until_healthy(&changed).await;
         }
         for gate in &wave.gates {
-            let is_of_it = |key: &InstanceKey| self.terms.declared.get(key) == Some(&gate.process);
+            let is_of_it =
+                |key: &InstanceKey| self.terms.dependencies.declared.get(key) == Some(&gate.process);
             let of_it = changed.iter().filter(|(key, _)| is_of_it(key));
             let of_it: Changed = of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
             if gate.soak_secs > 0 && !of_it.is_empty() && !self.is_over() {
@@ -94,10 +98,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     fn count_failures(&mut self, gate: &Gate) {
-        if self.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
-            self.given_up.insert(gate.process.clone());
+        if self.outcomes.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
+            self.rollouts.given_up.insert(gate.process.clone());
             if gate.auto_rollback {
-                self.to_roll_back.insert(gate.process.clone());
+                self.rollouts.to_roll_back.insert(gate.process.clone());
             }
         }
     }
@@ -112,8 +116,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Waits, until execution is stopped at the latest.
     async fn wait(&self, how_long: Duration) {
-        let mut stop = self.terms.stop.clone();
-        let left = self.terms.deadline.saturating_duration_since(Instant::now());
+        let mut stop = self.terms.settings.stop.clone();
+        let left = self.terms.settings.deadline.saturating_duration_since(Instant::now());
         tokio::select! {
             () = tokio::time::sleep(how_long.min(left)) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => {}
@@ -123,9 +127,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Observes until it succeeds; `None`: no observation succeeded before the deadline.
     async fn observe_changed(&self, changed: &Changed) -> Option<Observed> {
         let subjects: Vec<InstanceQuery> = changed.values().cloned().collect();
-        let deadline = self.terms.deadline;
+        let deadline = self.terms.settings.deadline;
         loop {
-            let observed = match self.terms.caps.reads_health {
+            let observed = match self.terms.settings.caps.reads_health {
                 true => in_time(deadline, self.backend.observe(&Scope::of(subjects.clone()))).await,
                 false => in_time(deadline, self.backend.observe_live(&subjects)).await,
             };
@@ -141,7 +145,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     async fn wait_until_healthy(&mut self, changed: &Changed) {
-        if !self.terms.caps.reads_health {
+        if !self.terms.settings.caps.reads_health {
             let first = self.observe_changed(changed).await;
             let secs = changed.values().map(|subject| {
                 let monitor = subject.spec.as_ref().map(|spec| spec.monitor.start_check_secs);
@@ -171,7 +175,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     async fn count_unhealthy(&mut self, changed: &Changed, first: Option<&Observed>) {
         let Some(observed) = self.observe_changed(changed).await else {
             // An interruption is not a failure.
-            if !*self.terms.stop.borrow() {
+            if !*self.terms.settings.stop.borrow() {
                 changed.keys().for_each(|key| {
                     self.record_unhealthy(key, "health could not be observed after the change")
                 });
@@ -181,7 +185,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         for (key, subject) in changed {
             let seen = observed.instances.get(key);
             let resident = subject.spec.as_ref().is_some_and(|spec| spec.monitor.is_resident());
-            let is_unhealthy = match self.terms.caps.reads_health {
+            let is_unhealthy = match self.terms.settings.caps.reads_health {
                 true => seen.is_some_and(|seen| matches!(seen.health, Health::Degraded | Health::Failed)),
                 false => {
                     let then = first.and_then(|first| first.instances.get(key)).and_then(|seen| seen.pid);
@@ -198,12 +202,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     fn record_unhealthy(&mut self, key: &InstanceKey, why: &str) {
-        if !self.failed.insert(key.clone()) {
+        if !self.outcomes.failed.insert(key.clone()) {
             return;
         }
-        let declared = self.terms.declared.get(key).cloned();
-        *self.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
-        if let Some(ended) = self.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
+        let declared = self.terms.dependencies.declared.get(key).cloned();
+        *self.outcomes.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
+        if let Some(ended) = self.outcomes.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
             (ended.outcome, ended.message) = (StepOutcome::Failed, why.to_owned());
         }
     }

@@ -12,7 +12,7 @@ use tracing::warn;
 use crate::backend::Task;
 use crate::failpoint;
 use crate::model::{AgentId, InstanceKey, Op, Spec, SpecRevision, Time};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// A journaled call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,18 +58,14 @@ pub struct Journal<'a, S> {
     next: AtomicU64,
 }
 
-fn prefix(owner: &str) -> String {
-    format!("journal/{owner}/")
-}
-
 impl<'a, S: Store> Journal<'a, S> {
     pub fn new(store: &'a S, owner: &str, run: &str) -> Journal<'a, S> {
-        Journal { store, run: format!("{}{run}/", prefix(owner)), next: AtomicU64::new(1) }
+        Journal { store, run: keys::journal_run_prefix(owner, run), next: AtomicU64::new(1) }
     }
 
     /// Writes a call; returns the name to send it under.
     pub async fn begin(&self, call: &Call) -> Result<String, Error> {
-        let name = format!("{}{:06}", self.run, self.next.fetch_add(1, Ordering::Relaxed));
+        let name = keys::journal(&self.run, self.next.fetch_add(1, Ordering::Relaxed));
         failpoint::step("journal: about to begin");
         self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
         failpoint::step("journal: begun");
@@ -105,7 +101,7 @@ impl<'a, S: Store> Journal<'a, S> {
 
 /// Calls that earlier runs left, by key.
 pub async fn unfinished<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)>, Error> {
-    let page = store.range(&prefix(owner), None, usize::MAX).await?;
+    let page = store.range(&keys::journal_prefix(owner), None, usize::MAX).await?;
     let read = |entry: crate::store::Entry| Ok((entry.key.to_string(), entry.decode()?));
     page.entries.into_iter().map(read).collect()
 }
@@ -113,7 +109,7 @@ pub async fn unfinished<S: Store>(store: &S, owner: &str) -> Result<Vec<(String,
 /// Whether a key is a call of this run. The runs of its components and its rollback have names that start with its
 /// own.
 pub fn is_of(key: &str, owner: &str, run: &str) -> bool {
-    let rest = key.strip_prefix(&prefix(owner)).and_then(|rest| rest.strip_prefix(run));
+    let rest = keys::journal_call(key, owner).and_then(|call| call.strip_prefix(run));
     rest.is_some_and(|rest| rest.starts_with(['/', '-']))
 }
 

@@ -19,7 +19,7 @@ use crate::model::{
     Spec, SpecRevision, Step, Time,
 };
 use crate::reconcile::{Caps, Expectation, Expected};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// A spec, and the digests that were sent with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,15 +74,10 @@ pub struct Ledger {
     pub entries: BTreeMap<InstanceKey, Entry>,
 }
 
-fn prefix(target: &str) -> String {
-    format!("ledger/{target}/")
-}
-
 pub async fn read<S: Store>(store: &S, target: &str) -> Result<Ledger, Error> {
-    let prefix = prefix(target);
-    let page = store.range(&prefix, None, usize::MAX).await?;
+    let page = store.range(&keys::ledger_prefix(target), None, usize::MAX).await?;
     let entry = |entry: crate::store::Entry| {
-        let key = entry.key.strip_prefix(&prefix)?.parse().ok()?;
+        let key = keys::ledger_instance(&entry.key, target)?;
         Some(entry.decode().map(|value| (key, value)))
     };
     let entries = page.entries.into_iter().filter_map(entry).collect::<Result<_, Error>>()?;
@@ -91,10 +86,9 @@ pub async fn read<S: Store>(store: &S, target: &str) -> Result<Ledger, Error> {
 
 /// Transaction that writes these entries.
 pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
-    let prefix = prefix(target);
     entries.iter().fold(Txn::default(), |txn, (key, entry)| {
         let value = serde_json::to_vec(entry).unwrap_or_default();
-        txn.and(Txn::put(format!("{prefix}{key}"), value))
+        txn.and(Txn::put(keys::ledger(target, key), value))
     })
 }
 
@@ -111,7 +105,7 @@ pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<Instance
     let then = now.0.saturating_sub(GONE_RETENTION_MS);
     let is_old = |entry: &Entry| entry.gone && entry.at.0 < then;
     for (key, _) in known.iter().filter(|(_, entry)| is_old(entry)) {
-        let key = format!("{}{key}", prefix(target));
+        let key = keys::ledger(target, key);
         let Ok(Some(found)) = store.get(&key).await else { continue };
         if found.decode().is_ok_and(|entry| is_old(&entry)) {
             // The next run tries again.

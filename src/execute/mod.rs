@@ -13,79 +13,35 @@
 //! crash, the next run infers the outcome of journaled calls and does not repeat them ([`recovery`]). A call with a
 //! lost reply is not sent again: its outcome is observed ([`lost_reply`]), unless the target has idempotency keys.
 //!
-//! The [`ledger`] records what a target does not read back; [`world`] combines it with an observation.
-//!
-//! Manual operations take the same path ([`manual`]).
+//! The [`ledger`] records what a target does not read back; [`observe`](crate::observe) combines it with rows.
 //!
 //! Execution makes no decisions: the planner chooses the steps, and the next observation shows whether they worked.
 
 pub mod active_holds;
 mod components;
+mod context;
 mod gates;
 pub mod journal;
 pub mod ledger;
 pub mod lost_reply;
-pub mod manual;
 mod recovery;
 mod run;
-pub mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::active_holds::ActiveHolds;
+pub use self::context::{Dependencies, ExecutionContext, ExecutionSettings, Precheck, new_run_id};
 pub use self::recovery::{RecoveryError, recover};
 use crate::backend::{Backend, BackendError, RowState};
-use crate::model::{HoldReason, InstanceKey, ObservedInstance, Op, Plan, ProcessKey, Step, Wave};
-use crate::reconcile::Caps;
+pub use crate::model::StepOutcome;
+use crate::model::{HoldReason, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 use crate::store::Store;
-
-/// Outcome of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StepOutcome {
-    Done,
-    /// The target was in the requested state already.
-    AlreadySo,
-    Failed,
-    /// The step was in flight at the deadline.
-    TimedOut,
-    /// The step was sent, and its outcome could not be determined.
-    Unknown,
-    /// The step was not sent.
-    Skipped,
-}
-
-impl StepOutcome {
-    pub const ALL: [StepOutcome; 6] = [
-        StepOutcome::Done,
-        StepOutcome::AlreadySo,
-        StepOutcome::Failed,
-        StepOutcome::TimedOut,
-        StepOutcome::Unknown,
-        StepOutcome::Skipped,
-    ];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            StepOutcome::Done => "Done",
-            StepOutcome::AlreadySo => "AlreadySo",
-            StepOutcome::Failed => "Failed",
-            StepOutcome::TimedOut => "TimedOut",
-            StepOutcome::Unknown => "Unknown",
-            StepOutcome::Skipped => "Skipped",
-        }
-    }
-
-    pub fn is_well(self) -> bool {
-        matches!(self, StepOutcome::Done | StepOutcome::AlreadySo)
-    }
-}
 
 /// Result of one step.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,34 +83,6 @@ pub enum ExecutionEvent<'a> {
     },
 }
 
-/// Parameters of an execution.
-pub struct ExecutionContext {
-    /// Owner of the changed instances; empty: they stay without an owner.
-    pub owner: String,
-    /// The target's name, and its capabilities.
-    pub target: String,
-    pub caps: Caps,
-    /// Id of this run, unique.
-    pub run: String,
-    pub deadline: Instant,
-    /// Maximum number of steps in flight.
-    pub max_parallel: usize,
-    /// Dependencies of each process, by declared names; and the declared name of each instance.
-    pub depends: BTreeMap<ProcessKey, Vec<ProcessKey>>,
-    pub declared: BTreeMap<InstanceKey, ProcessKey>,
-    /// Observed state of the instances before the plan.
-    pub before: BTreeMap<InstanceKey, ObservedInstance>,
-    /// Check before a step is sent.
-    pub check: Precheck,
-    /// Holds and pauses as of now.
-    pub restraints: watch::Receiver<ActiveHolds>,
-    /// Execution stops at the next safe point.
-    pub stop: watch::Receiver<bool>,
-}
-
-/// Precondition of a step: `Some` is the reason why it is not met.
-pub type Precheck = fn(&Step) -> Option<String>;
-
 /// Result of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExecutionResult {
@@ -185,7 +113,7 @@ pub async fn execute<B: Backend, S: Store>(
     on_event: &mut (dyn FnMut(ExecutionEvent<'_>) + Send),
 ) -> ExecutionResult {
     let (on_event, in_flight) = (Mutex::new(on_event), AtomicUsize::new(0));
-    let components = components::components(plan, terms, components::SplitBy::Soaking);
+    let components = components::components(plan, &terms.dependencies, components::SplitBy::Soaking);
     let each = components.iter().enumerate().map(|(nth, waves)| {
         let common = run::Common { backend, store, terms, in_flight: &in_flight };
         execute_component(waves, nth, common, &on_event)
@@ -200,10 +128,11 @@ pub async fn execute<B: Backend, S: Store>(
 }
 
 /// The components of a plan, each as a plan of its own. Step ids stay the same.
-pub fn split(plan: &Plan, terms: &ExecutionContext) -> Vec<Plan> {
+pub fn split(plan: &Plan, dependencies: &Dependencies) -> Vec<Plan> {
     let component =
         |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
-    components::components(plan, terms, components::SplitBy::Waiting).into_iter().map(component).collect()
+    let components = components::components(plan, dependencies, components::SplitBy::Waiting);
+    components.into_iter().map(component).collect()
 }
 
 /// Executes one component.

@@ -12,6 +12,7 @@ use super::{GRACE, ledger};
 use crate::backend::{
     Backend, BackendError, InstanceQuery, OperationState, OperationStatus, RowState, Task, name_of_move,
 };
+use crate::backoff::BackoffPolicy;
 use crate::model::{
     AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, SpecSide, Step, Time,
 };
@@ -180,7 +181,7 @@ async fn await_restarts<B: Backend>(
         }
         if !open.is_empty() {
             tokio::time::sleep(interval).await;
-            interval = (interval * 2).min(MAX_POLL_INTERVAL);
+            interval = BackoffPolicy::doubling(POLL_INTERVAL, MAX_POLL_INTERVAL).next(interval);
         }
     }
     Ok(())

@@ -11,8 +11,7 @@ use tracing::{error, info, warn};
 
 use super::auth::short_digest;
 use super::hosts::{AgentStreamReceiver, HostInUse};
-use super::operate::writer_lease;
-use super::registry::{RegistryRecord, key_of, record_txn};
+use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, ReportBudget};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
@@ -24,7 +23,7 @@ use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
-use crate::store::{Entry, Outcome, Seq, Store, Txn};
+use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
 
 /// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
@@ -62,7 +61,7 @@ impl<S: Store> Gateway<S> {
     }
 
     pub async fn count_registered(&self) -> Result<usize, ApiError> {
-        Ok(self.store.slice("reg/", 0, 0).await?.1)
+        Ok(self.store.slice(keys::REGISTRATION_PREFIX, 0, 0).await?.1)
     }
 
     /// The last acknowledged number of an agent, and the store sequence that wrote it.
@@ -95,24 +94,21 @@ impl<S: Store> Gateway<S> {
     async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), ApiError> {
         for host in hosts {
             // Read first: later registrations are pushed separately, with a larger number.
-            let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
-            let claims = self.store.range(&format!("claim/{host}/"), None, usize::MAX).await?;
+            let page = self.store.range(&keys::identities_prefix(host), None, usize::MAX).await?;
+            let claims = self.store.range(&keys::claims_prefix(host), None, usize::MAX).await?;
             for entry in page.entries.into_iter().chain(claims.entries) {
                 // One value that cannot be read must not disconnect the agent.
                 let Some(process) = readable(entry.parse()) else { continue };
                 let instance = super::tasks::instance(&process, host);
-                let Some(entry) = self.store.get(&key_of("reg", &instance)).await? else { continue };
+                let Some(entry) = self.store.get(&keys::registration(&instance)).await? else { continue };
                 if let Some(record) = readable(entry.decode::<RegistryRecord>()) {
                     self.push_spec(instance, Some(record.given), entry.mod_seq);
                 }
             }
             self.hosts.send(host, ToAgent::Synced { as_of: page.as_of });
         }
-        for entry in self.store.range("group/", None, usize::MAX).await?.entries {
-            let mut parts = entry.key.splitn(3, '/').skip(1);
-            let (Some(namespace), Some(Ok(host))) = (parts.next(), parts.next().map(str::parse)) else {
-                continue;
-            };
+        for entry in self.store.range(keys::GROUP_PREFIX, None, usize::MAX).await?.entries {
+            let Some((namespace, host)) = keys::group_of(&entry.key) else { continue };
             if hosts.contains(&host)
                 && let Some(groups) = readable(entry.decode())
             {
@@ -235,7 +231,7 @@ impl<S: Store> Gateway<S> {
     /// Raises the lease's generation above one that a host's agent reports: another store, or a lost one, issued it.
     /// The raise is bounded, because an agent token must not control the store.
     async fn raise_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, ApiError> {
-        let key = writer_lease(owner);
+        let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
         // Without the record, a raised generation could be below one that was issued.
         let record: lease::Record = match entry.as_ref().map(Entry::decode).transpose() {
@@ -272,7 +268,7 @@ impl<S: Store> Gateway<S> {
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
         if let AgentOp::Rename { from } = op
-            && let Some(entry) = self.store.get(&key_of("reg", from)).await?
+            && let Some(entry) = self.store.get(&keys::registration(from)).await?
         {
             let part = self.removal(from, &entry).await?;
             batch.add(part);
@@ -314,9 +310,9 @@ impl<S: Store> Gateway<S> {
         budget: &mut ReportBudget,
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
-        let known =
-            batch.records.contains_key(instance) || self.store.get(&key_of("reg", instance)).await?.is_some();
-        let key = key_of("live", instance);
+        let known = batch.records.contains_key(instance)
+            || self.store.get(&keys::registration(instance)).await?.is_some();
+        let key = keys::report(instance);
         if !known && report.live.is_none() && !report.hosted {
             batch.add(Txn::delete(key));
             return Ok(());
@@ -343,7 +339,7 @@ impl<S: Store> Gateway<S> {
 fn counter(agent: &str, hosts: &[HostKey]) -> String {
     let mut hosts: Vec<String> = hosts.iter().map(HostKey::to_string).collect();
     hosts.sort();
-    format!("agent/{}/{agent}", short_digest(&hosts.join(",")))
+    keys::agent_counter(&short_digest(&hosts.join(",")), agent)
 }
 
 fn unknown_session() -> ApiError {

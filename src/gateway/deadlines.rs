@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::tasks::{GatewayTask, ItemResult, TaskItem, done_key};
+use super::tasks::{GatewayTask, ItemResult, TaskItem};
 use super::{ApiError, Gateway};
 use crate::agent_protocol::AgentOp;
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey, Monitor};
-use crate::store::{Outcome, Store};
+use crate::store::{Outcome, Store, keys};
 
 /// Commands that an agent runs concurrently; further operations on a host queue.
 const MAX_CONCURRENT_COMMANDS: u32 = 64;
@@ -97,7 +97,9 @@ impl<S: Store> Gateway<S> {
             // A concurrent write of a result wins: the next pass evaluates the row again.
             let txn = match task.is_live_check() {
                 true => txn,
-                false => late.iter().fold(txn, |txn, (nth, _)| txn.only_if(done_key(&task.id, *nth), 0)),
+                false => {
+                    late.iter().fold(txn, |txn, (nth, _)| txn.only_if(keys::row_result(&task.id, *nth), 0))
+                }
             };
             if !txn.writes.is_empty() && matches!(self.store.txn(txn).await?, Outcome::Conflict(_)) {
                 continue;

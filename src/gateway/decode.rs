@@ -1,6 +1,7 @@
 //! Request decoding: JSON bodies and query parameters, with error messages that quote no values.
 
 use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
 use super::ApiError;
@@ -58,17 +59,9 @@ pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {
     pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| percent_decode(value))
 }
 
-/// Percent-decodes a text: `%41` is `A`.
+/// Decodes a query value: `%41` is `A`, and `+` is a space.
 fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
-        let byte = hex.filter(|_| *first == b'%').and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
-        rest = if byte.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
 pub(super) fn numeric_parameter(parts: &Parts, name: &str) -> Result<u64, ApiError> {

@@ -10,10 +10,11 @@ use std::sync::{Mutex, MutexGuard};
 use tracing::warn;
 
 use super::tasks::MAX_ROWS;
-use super::{ApiError, Gateway, fresh_id};
+use super::{ApiError, Gateway};
 use crate::agent_protocol::Join;
 use crate::clock;
-use crate::store::{Outcome, Store, Txn};
+use crate::ids::fresh_id;
+use crate::store::{Outcome, Store, Txn, keys};
 
 /// Numbers follow the clock in milliseconds. A number more than a week ahead comes from a broken clock or a forged
 /// agent.
@@ -96,13 +97,13 @@ impl<S: Store> Gateway<S> {
             return Ok(());
         }
         loop {
-            let entry = self.store.get("task-number").await?;
+            let entry = self.store.get(keys::TASK_NUMBER).await?;
             let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
             if text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) >= known {
                 return Ok(());
             }
-            let txn = Txn::put("task-number", known.to_string())
-                .only_if("task-number", entry.map_or(0, |entry| entry.mod_seq));
+            let txn = Txn::put(keys::TASK_NUMBER, known.to_string())
+                .only_if(keys::TASK_NUMBER, entry.map_or(0, |entry| entry.mod_seq));
             if let Outcome::Written(_) = self.store.txn(txn).await? {
                 warn!(agent = %join.agent, last_seq = join.last_seq, "the agent reports a larger sequence number than the store: was the store restored from a backup?");
                 return Ok(());
@@ -112,12 +113,11 @@ impl<S: Store> Gateway<S> {
 
     /// Identity of this store, created once and lost with the store.
     pub(super) async fn store_id(&self) -> Result<String, ApiError> {
-        const KEY: &str = "store-id";
         loop {
-            if let Some(entry) = self.store.get(KEY).await? {
+            if let Some(entry) = self.store.get(keys::STORE_ID).await? {
                 return Ok(String::from_utf8_lossy(&entry.value).into_owned());
             }
-            self.store.txn(Txn::put(KEY, fresh_id()).only_if(KEY, 0)).await?;
+            self.store.txn(Txn::put(keys::STORE_ID, fresh_id()).only_if(keys::STORE_ID, 0)).await?;
         }
     }
 }

@@ -6,7 +6,6 @@ use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::auth::App;
@@ -18,12 +17,12 @@ use super::registry::{RegistryCall as Registry, owned_spec};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, openapi};
+use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::codes::RowCode;
-use crate::gse::request::{MultiRequest, ProcRequest};
+use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
 use crate::gse::{JobApi, JobBody};
 use crate::http::{Connection, end_on_revocation};
-use crate::model::InstanceKey;
 use crate::store::Store;
 
 pub(super) async fn handle<S: Store>(
@@ -60,14 +59,14 @@ pub(super) async fn handle<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         ApiCall::JobResult => {
-            let TaskIdBody { bk_gse_taskid, .. } = parse_body(body)?;
+            let JobTaskQuery { bk_gse_taskid } = parse_body(body)?;
             let id =
                 bk_gse_taskid.ok_or_else(|| ApiError::BadRequest("bk_gse_taskid is missing".to_owned()))?;
             let data = gateway.job_results(&id, &may).await?;
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         ApiCall::Result(form) => {
-            let TaskIdBody { task_id, .. } = parse_body(body)?;
+            let TaskQuery { task_id } = parse_body(body)?;
             let id = task_id.ok_or_else(|| ApiError::BadRequest("task_id is missing".to_owned()))?;
             let rows = gateway.results(&id, form, &may).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
@@ -84,17 +83,31 @@ pub(super) async fn handle<S: Store>(
             let request = request(app, log, body)?;
             serde_json::to_value(gateway.set_groups(&request, &parse_body(body)?, &caller).await?)?
         }
-        ApiCall::Groups => gateway.groups(&request(app, log, body)?).await?,
-        ApiCall::Agents { by_id } => gateway.agents(&request(app, log, body)?, by_id)?,
-        ApiCall::Processes => gateway.processes(&query(parts)?, &may).await?,
+        ApiCall::Groups => serde_json::to_value(gateway.groups(&request(app, log, body)?).await?)?,
+        ApiCall::Agents { by_id: true } => {
+            serde_json::to_value(gateway.agent_states(&request(app, log, body)?)?)?
+        }
+        ApiCall::Agents { by_id: false } => Value::Object(gateway.agents(&request(app, log, body)?)?),
+        ApiCall::Processes => {
+            let page = gateway.processes(&query(parts)?, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(page)));
+        }
         ApiCall::Watch => return watch(shared, app, parts).await,
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
-        ApiCall::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
+        ApiCall::Hosts => {
+            serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some()).await?)?
+        }
         ApiCall::Tasks => match parameter(parts, "op") {
-            Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
-            None => gateway.list_tasks(&may).await?,
+            Some(op) => {
+                let found = gateway.task_of(&Caller { op: Some(op), ..caller }).await?;
+                serde_json::to_value(TaskAnswer::Found(found))?
+            }
+            None => serde_json::to_value(TaskAnswer::List(gateway.list_tasks(&may).await?))?,
         },
-        ApiCall::State => state(shared, app, log, body).await?,
+        ApiCall::State => {
+            let answer = state(shared, app, log, body).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(answer)));
+        }
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::Health | ApiCall::Ready => Value::Null,
@@ -125,7 +138,7 @@ async fn state<S: Store>(
     app: &App,
     log: &mut RequestLog,
     body: &[u8],
-) -> Result<Value, ApiError> {
+) -> Result<StoreAnswer, ApiError> {
     let mut fields: serde_json::Map<String, Value> = parse_body(body)?;
     fields.retain(|name, _| !name.starts_with("bk_"));
     let request: StoreRequest = parse_body(&serde_json::to_vec(&fields)?)?;
@@ -143,15 +156,9 @@ async fn state<S: Store>(
     }
 }
 
-/// Last line of a watch whose app was removed or has a new secret.
+/// Last line of a watch whose app was removed or has a new secret: a [`ProcessChange`](crate::contract::ProcessChange)
+/// with an error.
 const CREDENTIALS_REVOKED: &str = "{\"error\":\"these credentials are no longer known\"}\n";
-
-/// The task id, under GSE's or JOB's field name.
-#[derive(Deserialize)]
-struct TaskIdBody {
-    task_id: Option<String>,
-    bk_gse_taskid: Option<String>,
-}
 
 /// Parses the headers of Abide's own clients.
 fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
@@ -245,12 +252,7 @@ async fn rename<S: Store>(
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    #[derive(Deserialize)]
-    struct Names {
-        from: InstanceKey,
-        to: InstanceKey,
-    }
-    let Names { from, to } = parse_body(body)?;
+    let RenameRequest { from, to, .. } = parse_body(body)?;
     log.what = format!("{from} to {to}");
     for key in [&from, &to] {
         if !app.may_touch(key.namespace.as_str()) {

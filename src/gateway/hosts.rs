@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::fresh_id;
 use crate::agent_protocol::{Join, ToAgent};
 use crate::clock::{self, BootInstant};
+use crate::ids::fresh_id;
 use crate::model::HostKey;
 
 #[derive(Default)]

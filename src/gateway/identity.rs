@@ -10,13 +10,13 @@ use std::collections::HashSet;
 use tokio::sync::OnceCell;
 use tracing::warn;
 
-use super::registry::{identity_key, key_of};
+use super::registry::identity_key;
 use super::tasks::{ItemResult, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, ReportedRun};
 use crate::gse::codes::RowCode;
 use crate::model::{InstanceKey, ProcessKey, Spec};
-use crate::store::{Entry, Store, Txn};
+use crate::store::{Entry, Store, Txn, keys};
 
 /// Owner of an identity.
 pub(super) enum IdentityOwner {
@@ -34,10 +34,6 @@ pub(super) struct OpenStarts(OnceCell<HashSet<InstanceKey>>);
 
 /// An identity's entry, and its owner if that is another process.
 pub(super) type IdentityHolder = (Option<Entry>, Option<ProcessKey>);
-
-pub(super) fn claim_key(instance: &InstanceKey) -> String {
-    format!("claim/{}/{}/{}", instance.host, instance.namespace, instance.name)
-}
 
 /// The message names the owner only to a caller that may see its namespace.
 pub fn identity_conflict_message(other: &ProcessKey, caller: &Caller) -> String {
@@ -103,8 +99,8 @@ impl<S: Store> Gateway<S> {
     /// Reads the store, not memory: a task enters memory shortly after its commit.
     async fn read_open_starts(&self) -> Result<HashSet<InstanceKey>, ApiError> {
         let mut starts = HashSet::new();
-        for entry in self.store.range("open/", None, usize::MAX).await?.entries {
-            let id = entry.key.trim_start_matches("open/");
+        for entry in self.store.range(keys::OPEN_TASK_PREFIX, None, usize::MAX).await?.entries {
+            let Some(id) = keys::open_task_of(&entry.key) else { continue };
             let known = self.tasks.in_memory().get(id).cloned();
             let task = match known {
                 Some(task) => Some(task),
@@ -131,7 +127,7 @@ impl<S: Store> Gateway<S> {
             Some(old) => self.release_identity_txn(own, old).await?,
             None => Txn::default(),
         };
-        let (process, claim) = (own.process().to_string(), claim_key(own));
+        let (process, claim) = (own.process().to_string(), keys::claim(own));
         let claimed = self.store.get(&claim).await?.is_some();
         match self.holder(own, new).await? {
             (_, Some(other)) if Some(&other) != also => {
@@ -189,8 +185,8 @@ impl<S: Store> Gateway<S> {
             }
             IdentityOwner::Own(Some(_)) => Ok(free),
             // The registration had no identity, and the identity is free now.
-            IdentityOwner::Own(None) if launches && self.store.get(&claim_key(own)).await?.is_some() => {
-                Ok((None, mine(0).and(Txn::delete(claim_key(own)))))
+            IdentityOwner::Own(None) if launches && self.store.get(&keys::claim(own)).await?.is_some() => {
+                Ok((None, mine(0).and(Txn::delete(keys::claim(own)))))
             }
             IdentityOwner::Own(None) => Ok(free),
             IdentityOwner::Other(other) | IdentityOwner::Claimed(other, _)
@@ -202,11 +198,11 @@ impl<S: Store> Gateway<S> {
                 warn!(instance = %own, from = %other, app = ?caller.app, "identity reassigned: the previous holder was never started");
                 let other = instance(&other, &own.host);
                 let mut txn = mine(entry.mod_seq);
-                if self.store.get(&claim_key(own)).await?.is_some() {
-                    txn = txn.and(Txn::delete(claim_key(own)));
+                if self.store.get(&keys::claim(own)).await?.is_some() {
+                    txn = txn.and(Txn::delete(keys::claim(own)));
                 }
-                if self.store.get(&key_of("reg", &other)).await?.is_some() {
-                    txn = txn.and(Txn::put(claim_key(&other), other.process().to_string()));
+                if self.store.get(&keys::registration(&other)).await?.is_some() {
+                    txn = txn.and(Txn::put(keys::claim(&other), other.process().to_string()));
                 }
                 Ok((None, txn))
             }

@@ -1,12 +1,12 @@
 //! Gateway metrics in the Prometheus text format.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::agent_protocol::AgentOp;
+use crate::metrics::MetricsText;
 
 /// Upper bounds of the duration buckets, in seconds.
 const BUCKETS: [f64; 9] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
@@ -78,27 +78,23 @@ impl Metrics {
     }
 
     pub fn text(&self, gauges: &Gauges) -> String {
-        let mut text = String::new();
+        let mut page = MetricsText::default();
         let counts = self.counts();
-        let head = |text: &mut String, name: &str, kind: &str, help: &str| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        };
-        head(&mut text, "abide_gateway_requests_total", "counter", "Requests by call and result.");
+        page.head("abide_gateway_requests_total", "counter", "Requests by call and result.");
         for ((call, result), n) in &counts.requests {
-            let _ = writeln!(text, "abide_gateway_requests_total{{call=\"{call}\",result=\"{result}\"}} {n}");
+            page.line("abide_gateway_requests_total", &[("call", call), ("result", result)], n);
         }
-        head(&mut text, "abide_gateway_request_seconds", "histogram", "Duration of requests.");
-        let mut sum = 0;
-        for (most, n) in BUCKETS.iter().zip(counts.buckets) {
-            sum += n;
-            let _ = writeln!(text, "abide_gateway_request_seconds_bucket{{le=\"{most}\"}} {sum}");
-        }
-        let _ = writeln!(text, "abide_gateway_request_seconds_bucket{{le=\"+Inf\"}} {}", counts.all);
-        let _ = writeln!(text, "abide_gateway_request_seconds_sum {}", counts.seconds);
-        let _ = writeln!(text, "abide_gateway_request_seconds_count {}", counts.all);
-        head(&mut text, "abide_gateway_operations_total", "counter", "Finished operations by code.");
+        let buckets = BUCKETS.into_iter().zip(counts.buckets);
+        page.histogram(
+            "abide_gateway_request_seconds",
+            "Duration of requests.",
+            buckets,
+            counts.seconds,
+            counts.all,
+        );
+        page.head("abide_gateway_operations_total", "counter", "Finished operations by code.");
         for ((op, code), n) in &counts.operations {
-            let _ = writeln!(text, "abide_gateway_operations_total{{op=\"{op}\",code=\"{code}\"}} {n}");
+            page.line("abide_gateway_operations_total", &[("op", op), ("code", &code.to_string())], n);
         }
         drop(counts);
         let shed = self.shed.load(Ordering::Relaxed);
@@ -116,9 +112,8 @@ impl Metrics {
             ("abide_gateway_open_tasks", "gauge", "Tasks with unfinished rows.", gauges.open_tasks as u64),
             ("abide_gateway_ready", "gauge", "1 if the gateway is ready.", u64::from(gauges.ready)),
         ] {
-            head(&mut text, name, kind, help);
-            let _ = writeln!(text, "{name} {value}");
+            page.single(name, kind, help, value);
         }
-        text
+        page.into_text()
     }
 }

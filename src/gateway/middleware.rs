@@ -23,6 +23,7 @@ use super::handlers::handle;
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{FromAgent, Join};
+use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
 use crate::http::{
@@ -380,8 +381,8 @@ fn health<S: Store>(gateway: &Gateway<S>, call: ApiCall, connection: Option<&Con
         false => None,
     };
     match wrong {
-        Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": why})),
-        None => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+        Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &ServerHealth { status: why }),
+        None => json(StatusCode::OK, &ServerHealth::ok()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::tasks::{GatewayTask, ItemResult, ItemState};
 use super::{ApiError, Gateway};
 use crate::gse::codes::RowCode;
 use crate::model::HostKey;
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 fn agent_missing() -> ItemResult {
     ItemResult {
@@ -17,13 +17,9 @@ fn agent_missing() -> ItemResult {
     }
 }
 
-fn missing_rows_key(task: &GatewayTask) -> String {
-    format!("done/{}/lost", task.id)
-}
-
 impl<S: Store> Gateway<S> {
     pub(super) async fn load_missing(&self, task: &GatewayTask) -> Result<(), ApiError> {
-        let Some(entry) = self.store.get(&missing_rows_key(task)).await? else { return Ok(()) };
+        let Some(entry) = self.store.get(&keys::missing_rows(&task.id)).await? else { return Ok(()) };
         let rows: Vec<(usize, usize)> = entry.decode()?;
         for nth in rows.into_iter().flat_map(|(first, last)| first..=last).take(task.items.len()) {
             // A late result replaces the missing mark.
@@ -49,7 +45,7 @@ impl<S: Store> Gateway<S> {
             })
             .collect::<BTreeSet<usize>>();
         let all = serde_json::to_vec(&ranges(rows.union(&before).copied()))?;
-        let txn = Txn::put(missing_rows_key(task), all);
+        let txn = Txn::put(keys::missing_rows(&task.id), all);
         Ok(txn.and(task.closed(|nth| rows.contains(&nth))))
     }
 

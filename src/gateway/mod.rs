@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock;
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 pub use registry::RegistryRecord;
 pub use state::StoreRequest;
@@ -119,7 +119,7 @@ impl<S: Store> Gateway<S> {
             // A full disk may have space again: the write is retried.
             if self.cannot_write.load(Ordering::Acquire) {
                 self.record_write_result(
-                    self.store.txn(Txn::put("probe", clock::now().0.to_string())).await.is_ok(),
+                    self.store.txn(Txn::put(keys::PROBE, clock::now().0.to_string())).await.is_ok(),
                 );
             }
             if let Err(refusal) = self.expire_items().await {
@@ -231,12 +231,4 @@ fn readable<T>(value: Result<T, crate::store::Error>) -> Option<T> {
 /// Seconds since 1970, the unit of times in rows.
 fn now_secs() -> i64 {
     clock::now().0 / 1000
-}
-
-/// A unique id.
-fn fresh_id() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let (one, other) =
-        (RandomState::new().hash_one(clock::now().0), RandomState::new().hash_one(std::process::id()));
-    format!("{one:016x}{other:016x}")
 }

@@ -1,10 +1,22 @@
-//! OpenAPI 3.1 description of the API, generated from the route table.
+//! OpenAPI 3.1 description of the API: routes from the route table, schemas from the types that the calls read and write.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::routes::{ApiCall, RouteAccess, all};
+use crate::agent_protocol::{Acked, FromAgent, Join, Joined};
+use crate::contract::{
+    HostEntry, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth, StoreAnswer, StoreRequest,
+    TaskAnswer,
+};
+use crate::gse::JobBody;
+use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
+use crate::gse::response::{
+    AgentState, AgentStatus, Envelope, GroupData, JobResult, JobTaskData, Rows, StatusData, TaskData,
+};
 
 pub fn description() -> &'static Value {
     static DOCUMENT: LazyLock<Value> = LazyLock::new(build);
@@ -12,9 +24,10 @@ pub fn description() -> &'static Value {
 }
 
 fn build() -> Value {
+    let mut schemas = SchemaSet::new();
     let mut paths: Map<String, Value> = Map::new();
     for (method, path, call) in all() {
-        let operation = operation(method, &path, call);
+        let operation = operation(&mut schemas, method, &path, call);
         let item = paths.entry(path).or_insert_with(|| json!({}));
         item[method.to_lowercase()] = operation;
     }
@@ -27,19 +40,19 @@ fn build() -> Value {
         },
         "security": [{"bkapi": []}, {"basic": []}],
         "paths": paths,
-        "components": {"securitySchemes": schemes(), "schemas": schemas()},
+        "components": {"securitySchemes": schemes(), "schemas": schemas.definitions()},
     })
 }
 
-fn operation(method: &str, path: &str, call: ApiCall) -> Value {
+fn operation(schemas: &mut SchemaSet, method: &str, path: &str, call: ApiCall) -> Value {
     let mut operation = json!({
         "operationId": format!("{}{}", method.to_lowercase(), path.replace(['/', '.', '-'], "_")),
         "summary": summary(call),
-        "responses": responses(call),
+        "responses": responses(schemas, call),
     });
-    if let Some(schema) = request(call) {
+    if let Some(schema) = request(schemas, call) {
         operation["requestBody"] =
-            json!({"required": true, "content": {"application/json": {"schema": reference(schema)}}});
+            json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
     let parameters: Vec<Value> = parameters(call)
         .iter()
@@ -55,10 +68,6 @@ fn operation(method: &str, path: &str, call: ApiCall) -> Value {
         RouteAccess::App | RouteAccess::Everywhere => {}
     }
     operation
-}
-
-fn reference(schema: &str) -> Value {
-    json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
 fn summary(call: ApiCall) -> &'static str {
@@ -94,22 +103,24 @@ fn summary(call: ApiCall) -> &'static str {
     }
 }
 
-fn request(call: ApiCall) -> Option<&'static str> {
-    match call {
-        ApiCall::Register | ApiCall::Update | ApiCall::Operate { .. } => Some("ProcRequest"),
-        ApiCall::Unregister | ApiCall::Status { .. } | ApiCall::Sync | ApiCall::Groups => Some("ProcRequest"),
-        ApiCall::SetGroups | ApiCall::Agents { .. } => Some("ProcRequest"),
-        ApiCall::OperateMulti => Some("MultiRequest"),
-        ApiCall::Result(_) => Some("TaskQuery"),
-        ApiCall::Job(_) => Some("JobRequest"),
-        ApiCall::JobResult => Some("JobTaskQuery"),
-        ApiCall::Rename => Some("Rename"),
-        ApiCall::State => Some("State"),
-        ApiCall::Join => Some("Join"),
-        ApiCall::Tell => Some("Told"),
-        ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts | ApiCall::Tasks | ApiCall::Stream => None,
-        ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => None,
-    }
+fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
+    Some(match call {
+        ApiCall::Register | ApiCall::Update | ApiCall::Operate { .. } => schemas.request::<ProcRequest>(),
+        ApiCall::Unregister | ApiCall::Status { .. } | ApiCall::Sync => schemas.request::<ProcRequest>(),
+        ApiCall::SetGroups | ApiCall::Groups | ApiCall::Agents { .. } => schemas.request::<ProcRequest>(),
+        ApiCall::OperateMulti => schemas.request::<MultiRequest>(),
+        ApiCall::Result(_) => schemas.request::<TaskQuery>(),
+        ApiCall::Job(_) => schemas.request::<JobBody>(),
+        ApiCall::JobResult => schemas.request::<JobTaskQuery>(),
+        ApiCall::Rename => schemas.request::<RenameRequest>(),
+        ApiCall::State => schemas.request::<StoreRequest>(),
+        ApiCall::Join => schemas.request::<Join>(),
+        ApiCall::Tell => schemas.request::<Vec<FromAgent>>(),
+        ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts | ApiCall::Tasks | ApiCall::Stream => {
+            return None;
+        }
+        ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
+    })
 }
 
 fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
@@ -148,24 +159,68 @@ fn headers(call: ApiCall) -> Vec<Value> {
     }
 }
 
-fn responses(call: ApiCall) -> Value {
-    let content = match call {
-        ApiCall::Watch | ApiCall::Stream => json!({"application/x-ndjson": {}}),
-        ApiCall::Metrics => json!({"text/plain": {}}),
-        ApiCall::Health | ApiCall::Ready | ApiCall::Description => json!({"application/json": {}}),
-        _ => json!({"application/json": {"schema": reference("Envelope")}}),
+/// The envelope around the data of a call.
+fn envelope<T: JsonSchema>(schemas: &mut SchemaSet) -> Value {
+    let envelope = schemas.response::<Envelope<Value>>();
+    let data = schemas.response::<Option<T>>();
+    json!({"allOf": [envelope, {"type": "object", "properties": {"data": data}}]})
+}
+
+/// The answer of a call. A stream has one JSON object per line.
+fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
+    match call {
+        ApiCall::Register | ApiCall::Update | ApiCall::Unregister => envelope::<Rows>(schemas),
+        ApiCall::SetGroups | ApiCall::Result(_) => envelope::<Rows>(schemas),
+        ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Rename => envelope::<TaskData>(schemas),
+        ApiCall::Status { .. } | ApiCall::Sync => envelope::<StatusData>(schemas),
+        ApiCall::Groups => envelope::<GroupData>(schemas),
+        ApiCall::Agents { by_id: true } => envelope::<Vec<AgentState>>(schemas),
+        ApiCall::Agents { by_id: false } => envelope::<BTreeMap<String, AgentStatus>>(schemas),
+        ApiCall::Job(_) => envelope::<JobTaskData>(schemas),
+        ApiCall::JobResult => envelope::<JobResult>(schemas),
+        ApiCall::Processes => envelope::<ProcessPage>(schemas),
+        ApiCall::Watch => schemas.response::<ProcessChange>(),
+        ApiCall::Hosts => envelope::<Vec<HostEntry>>(schemas),
+        ApiCall::Tasks => envelope::<TaskAnswer>(schemas),
+        ApiCall::State => envelope::<StoreAnswer>(schemas),
+        ApiCall::Join => envelope::<Joined>(schemas),
+        ApiCall::Tell => envelope::<Acked>(schemas),
+        ApiCall::Health | ApiCall::Ready => schemas.response::<ServerHealth>(),
+        // The messages to agents are internal, metrics are text, and OpenAPI describes itself.
+        ApiCall::Stream | ApiCall::Metrics | ApiCall::Description => json!({}),
+    }
+}
+
+fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
+    let media_type = match call {
+        ApiCall::Watch | ApiCall::Stream => "application/x-ndjson",
+        ApiCall::Metrics => "text/plain",
+        _ => "application/json",
     };
-    let mut all =
-        json!({"200": {"description": "success, or a failure in the envelope", "content": content}});
-    if call.access() != RouteAccess::Anybody {
-        for (status, why) in [
-            ("401", "unknown credentials"),
-            ("413", "the body is too large"),
-            ("429", "rate limit exceeded"),
-            ("503", "too many concurrent requests"),
-        ] {
-            all[status] = json!({"description": why});
-        }
+    let answer = json!({media_type: {"schema": answer(schemas, call)}});
+    let mut all = json!({"200": {"description": "success, or a failure in the envelope", "content": answer}});
+    if call == ApiCall::Ready {
+        all["503"] = json!({"description": "not ready, with the cause", "content": answer});
+    }
+    if call.access() == RouteAccess::Anybody {
+        return all;
+    }
+    let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});
+    let own: &[(&str, &str)] = match call {
+        ApiCall::Rename | ApiCall::Join => &[("409", "another process or agent holds it")],
+        ApiCall::State | ApiCall::Stream | ApiCall::Tell => &[("410", "no longer available: start over")],
+        _ => &[],
+    };
+    let common = [
+        ("401", "unknown credentials"),
+        ("408", "reading the body timed out"),
+        ("413", "the body is too large"),
+        ("429", "rate limit exceeded"),
+        ("500", "internal error"),
+        ("503", "too many concurrent requests"),
+    ];
+    for (status, why) in own.iter().chain(&common) {
+        all[*status] = json!({"description": why, "content": failure});
     }
     all
 }
@@ -176,42 +231,5 @@ fn schemes() -> Value {
                   "description": "JSON with bk_app_code and bk_app_secret; both may be in the body instead"},
         "basic": {"type": "http", "scheme": "basic", "description": "app code and secret"},
         "token": {"type": "http", "scheme": "bearer", "description": "an agent's token"},
-    })
-}
-
-fn schemas() -> Value {
-    let text = json!({"type": "string"});
-    let number = json!({"type": "integer"});
-    let list = |of: Value| json!({"type": "array", "items": of});
-    json!({
-        "Envelope": {"type": "object", "required": ["result", "code", "message", "data"], "properties": {
-            "result": {"type": "boolean"}, "code": number, "message": text, "data": {}}},
-        "Row": {"type": "object", "properties": {"error_code": number, "error_msg": text, "content": {}}},
-        "Host": {"type": "object", "properties": {
-            "ip": text, "bk_cloud_id": number, "bk_supplier_id": number, "bk_agent_id": text}},
-        "ProcRequest": {"type": "object", "properties": {
-            "meta": {"type": "object", "properties": {"namespace": text, "name": text, "labels": {"type": "object"}}},
-            "hosts": list(reference("Host")), "agent_id_list": list(text.clone()),
-            "op_type": {"type": "integer", "enum": [0, 1, 2, 3, 4, 7, 8, 9]},
-            "spec": {"type": "object", "description": "the spec of a manifest"},
-            "page": {"type": "object", "properties": {"start": number, "limit": {"type": "integer", "maximum": 1000}}}}},
-        "MultiRequest": {"type": "object", "required": ["proc_operate_req"],
-            "properties": {"proc_operate_req": list(reference("ProcRequest"))}},
-        "TaskQuery": {"type": "object", "required": ["task_id"], "properties": {"task_id": text}},
-        "JobRequest": {"type": "object", "required": ["op_type", "process_infos"], "properties": {
-            "bk_biz_id": number, "bk_scope_type": text, "bk_scope_id": text, "op_type": number,
-            "process_infos": list(json!({"type": "object"}))}},
-        "JobTaskQuery": {"type": "object", "required": ["bk_gse_taskid"], "properties": {"bk_gse_taskid": text}},
-        "Rename": {"type": "object", "required": ["from", "to"], "properties": {
-            "from": text, "to": text, "spec": {"type": "object"}, "meta": {"type": "object"}}},
-        "State": {"type": "object", "description": "exactly one of these requests", "properties": {
-            "get": {"type": "object"}, "range": {"type": "object"}, "slice": {"type": "object"},
-            "txn": {"type": "object"},
-            "changes": {"type": "object"}, "take_lease": {"type": "object"}, "renew_lease": {"type": "object"},
-            "release_lease": {"type": "object"}, "reset_lease": {"type": "object"}}},
-        "Join": {"type": "object", "required": ["agent", "hosts"], "properties": {
-            "agent": text, "hosts": list(text.clone()), "version": text}},
-        "Told": list(json!({"type": "object", "required": ["seq"], "properties": {
-            "seq": number, "result": {"type": "object"}, "report": {"type": "object"}}})),
     })
 }

@@ -12,13 +12,14 @@ use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, OwnedSpec};
 use crate::clock;
+use crate::contract::FoundTask;
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
-use crate::gse::keys;
+use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
-use crate::store::{Entry, Store, Txn};
+use crate::store::{Entry, Store, Txn, keys};
 
 /// Stored response of a call with an `X-Abide-Op`.
 #[derive(Serialize, Deserialize)]
@@ -111,7 +112,7 @@ impl<S: Store> Gateway<S> {
             }
             let held = owned_spec(spec, caller);
             for host in hosts {
-                let row = keys::job(&host.key, &held.spec);
+                let row = result_keys::job(&host.key, &held.spec);
                 if !taken.insert(row.clone()) {
                     return Err(ApiError::BadRequest(format!(
                         "two processes would have the result key {row:?}: send two calls"
@@ -270,22 +271,22 @@ impl<S: Store> Gateway<S> {
         caller: &Caller,
     ) -> Result<Option<serde_json::Value>, ApiError> {
         let Some(op) = &caller.op else { return Ok(None) };
-        let entry = self.store.get(&format!("op/{}/{op}", caller.app)).await?;
+        let entry = self.store.get(&keys::response(&caller.app, op)).await?;
         let called: Option<StoredResponse> = entry.as_ref().map(Entry::decode).transpose()?;
         Ok(called.map(|called| called.answer))
     }
 
     /// The task that an earlier call with the same `X-Abide-Op` created.
-    pub async fn task_of(&self, caller: &Caller) -> Result<serde_json::Value, ApiError> {
-        let answer = self.stored_response(caller).await?.filter(serde_json::Value::is_string);
-        Ok(serde_json::json!({"task": answer}))
+    pub async fn task_of(&self, caller: &Caller) -> Result<FoundTask, ApiError> {
+        let answer = self.stored_response(caller).await?;
+        Ok(FoundTask { task: answer.and_then(|answer| answer.as_str().map(str::to_owned)) })
     }
 
     /// Stores the response of a call, in the commit of its changes.
     pub(super) fn response_txn(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, ApiError> {
         let Some(op) = &caller.op else { return Ok(Txn::default()) };
         let called = StoredResponse { begun: clock::now().0, answer: serde_json::to_value(answer)? };
-        let name = format!("op/{}/{op}", caller.app);
+        let name = keys::response(&caller.app, op);
         Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
     }
 
@@ -295,7 +296,7 @@ impl<S: Store> Gateway<S> {
         let (Some(owner), Some(generation)) = (&caller.owner, caller.generation) else {
             return Ok((Txn::default(), None));
         };
-        let key = writer_lease(owner);
+        let key = keys::lease(&keys::writer_lease_name(owner));
         let entry = self.store.get(&key).await?;
         let record: Option<lease::Record> = entry.as_ref().map(Entry::decode).transpose()?;
         let message = match lease::Record::fences(record.as_ref(), generation) {
@@ -309,11 +310,6 @@ impl<S: Store> Gateway<S> {
         };
         Ok((Txn::default(), Some(ItemResult::new(RowCode::OLD_GENERATION, message))))
     }
-}
-
-/// Store key of an owner's writer lease.
-pub fn writer_lease(owner: &str) -> String {
-    format!("lease/writer/{owner}")
 }
 
 fn task_item(

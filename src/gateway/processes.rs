@@ -5,22 +5,28 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tracing::error;
 
 use super::hosts::HostSession;
-use super::registry::{RegistryRecord, instance_of};
+use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
+use crate::contract::{
+    self, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec, RunReport,
+};
 use crate::error_chain::chain;
-use crate::model::{InstanceKey, Time, glob};
-use crate::store::{Error, Seq, Store};
+use crate::model::{Health, InstanceKey, Time, glob};
+use crate::store::{Error, Seq, Store, keys};
 
 /// Maximum rows per page, and the default.
 const MAX_LIMIT: usize = 10_000;
 const DEFAULT_LIMIT: usize = 1_000;
+
+/// Why a watch ends whose app was removed or has a new secret.
+const CREDENTIALS_REVOKED: &str = "these credentials are no longer known";
 
 /// Filter and paging of a query.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -60,14 +66,14 @@ impl Query {
 
 impl<S: Store> Gateway<S> {
     /// A page of processes, sorted by namespace, name and host. `more`: the `after` of the next page.
-    pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+    pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<ProcessPage, ApiError> {
         let limit = query.limit()?;
         let plain = |text: &&String| !text.contains(['*', '?', '[']);
         let prefix = match query.namespace.as_ref().filter(plain) {
-            Some(namespace) => format!("reg/{namespace}/"),
-            None => "reg/".to_owned(),
+            Some(namespace) => keys::registrations_prefix(namespace),
+            None => keys::REGISTRATION_PREFIX.to_owned(),
         };
-        let mut items: Vec<Value> = Vec::new();
+        let mut items: Vec<GatewayProcess> = Vec::new();
         let mut after = query.after.clone();
         let mut as_of = None;
         loop {
@@ -76,12 +82,12 @@ impl<S: Store> Gateway<S> {
             let as_of = *as_of.get_or_insert(page.as_of);
             for entry in &page.entries {
                 if items.len() == limit {
-                    return Ok(json!({"items": items, "more": after, "as_of": as_of}));
+                    return Ok(ProcessPage { items, more: after, as_of });
                 }
                 after = Some(entry.key.to_string());
                 // A record that cannot be read is logged and left out.
                 let (Some(key), Some(record)) =
-                    (instance_of(&entry.key), readable(entry.decode::<RegistryRecord>()))
+                    (keys::instance_of(&entry.key), readable(entry.decode::<RegistryRecord>()))
                 else {
                     continue;
                 };
@@ -90,7 +96,7 @@ impl<S: Store> Gateway<S> {
                 }
             }
             if page.more.is_none() {
-                return Ok(json!({"items": items, "more": null, "as_of": as_of}));
+                return Ok(ProcessPage { items, more: None, as_of });
             }
         }
     }
@@ -101,13 +107,11 @@ impl<S: Store> Gateway<S> {
         key: &InstanceKey,
         record: &RegistryRecord,
         whole: bool,
-    ) -> Result<Value, ApiError> {
+    ) -> Result<GatewayProcess, ApiError> {
         match self.report(key).await {
             Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
                 error!(%error, "cannot read the report of an instance");
-                let mut row = self.process(key, record, None, whole);
-                row["unknown"] = json!(true);
-                Ok(row)
+                Ok(GatewayProcess { unknown: true, ..self.process(key, record, None, whole) })
             }
             report => Ok(self.process(key, record, report?.as_ref(), whole)),
         }
@@ -119,69 +123,52 @@ impl<S: Store> Gateway<S> {
         record: &RegistryRecord,
         report: Option<&Report>,
         whole: bool,
-    ) -> Value {
+    ) -> GatewayProcess {
         let given = &record.given;
         let live = report.and_then(|report| report.live.as_ref());
         let hosted = report.is_some_and(|report| report.hosted);
-        let alive = self.hosts.agent_version(&key.host).is_some();
-        let time = |ms: i64| (ms > 0).then(|| Time(ms).to_string());
+        let health = report.map(|report| report.health.as_str()).filter(|health| !health.is_empty());
+        let text = |text: fn(&Report) -> &String| report.map(text).cloned().unwrap_or_default();
+        let config = report.map(|report| report.config.as_slice()).unwrap_or_default();
         let reported_ms =
             self.reported_at(&key.host, report.map_or(0, |report| report.at)).max(record.registered) * 1000;
-        let mut row = json!({
-            "instance": key,
-            "namespace": key.namespace,
-            "name": key.name,
-            "host": key.host,
-            "labels": given.spec.labels,
-            "registered": true,
-            "hosted": hosted,
-            "running": live.is_some(),
-            "pid": report.and_then(|report| report.pid),
-            "owner": given.owner,
-            "revision": given.revision,
-            "live_revision": live.and_then(|live| live.revision),
-            "health": report.map_or("NotReported", |report| match report.health.as_str() { "" => "NotReported", health => health }),
-            "hosting": if hosted { "Hosted" } else { "NotHosted" },
-            "since": report.and_then(|report| time(report.since)),
-            "started": report.and_then(|report| time(report.started)),
-            "report_time": time(reported_ms),
-            "registered_at": time(record.registered * 1000),
-            "generation": record.generation,
-            "supplier": record.supplier,
-            "agent": alive,
-            "message": report.map_or("", |report| report.message.as_str()),
-            "version": report.map_or("", |report| report.version.as_str()),
-            "exit": report.and_then(|report| report.exit),
-            "next": report.and_then(|report| report.next).and_then(time),
-            "cpu": report.map_or(0.0, |report| report.cpu),
-            "mem": report.map_or(0.0, |report| report.mem),
-            "config": report.map_or(json!({}), |report| report.config.iter().map(|(path, state)| (path.clone(), json!(state))).collect()),
-        });
-        if whole {
-            let labels = &given.spec.labels;
-            // Clients without support for redacted specs compare revisions.
-            let mut put = |name: &str, revision: &str, held: Option<&OwnedSpec>| match held {
-                Some(held) if has_secrets(&held.spec) => {
-                    let redacted = redacted_spec(&held.spec, labels);
-                    if row[revision].is_null() {
-                        row[revision] = redacted["revision"].clone();
-                    }
-                    row[name] = Value::Null;
-                    row[format!("{name}_redacted")] = redacted;
-                }
-                held => row[name] = held.map_or(Value::Null, |held| spec_with_digests(&held.spec)),
-            };
-            put("spec", "revision", Some(given));
-            put("live_spec", "live_revision", live);
-            row["ran"] = match report.and_then(|report| report.ran.as_ref()) {
-                None | Some(ReportedRun::Never) => json!("never"),
-                Some(ReportedRun::Unknown) => json!("unknown"),
-                Some(ReportedRun::With(held)) => {
-                    json!({"revision": held.revision, "spec": spec_with_digests(&held.spec)})
-                }
-            };
-        }
-        row
+        let row = GatewayProcess {
+            instance: key.clone(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            host: key.host.clone(),
+            labels: given.spec.labels.clone(),
+            unknown: false,
+            registered: true,
+            hosted,
+            running: live.is_some(),
+            pid: report.and_then(|report| report.pid),
+            owner: given.owner.clone(),
+            revision: given.revision,
+            live_revision: live.and_then(|live| live.revision),
+            health: health.unwrap_or(Health::NotReported.word()).to_owned(),
+            hosting: Hosting::from(Some(hosted)),
+            since: report.and_then(|report| time(report.since)),
+            started: report.and_then(|report| time(report.started)),
+            report_time: time(reported_ms),
+            registered_at: time(record.registered * 1000),
+            generation: record.generation,
+            supplier: record.supplier,
+            agent: self.hosts.agent_version(&key.host).is_some(),
+            message: text(|report| &report.message),
+            version: text(|report| &report.version),
+            exit: report.and_then(|report| report.exit),
+            next: report.and_then(|report| report.next).and_then(time),
+            cpu: report.map_or(0.0, |report| report.cpu),
+            mem: report.map_or(0.0, |report| report.mem),
+            config: config.iter().map(|(path, state)| (path.clone(), json!(state))).collect(),
+            spec: None,
+            spec_redacted: None,
+            live_spec: None,
+            live_spec_redacted: None,
+            ran: None,
+        };
+        if whole { with_specs(row, given, live, report) } else { row }
     }
 
     /// Changes after a number, one JSON object per line: the number, and the current row or null if it was removed.
@@ -208,30 +195,26 @@ impl<S: Store> Gateway<S> {
         // A number above the newest belongs to another store.
         let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
         if ahead {
-            return (b"{\"forgotten\":true}\n".to_vec(), after, true);
+            return (forgotten(), after, true);
         }
         if !may("") {
-            return (b"{\"error\":\"these credentials are no longer known\"}\n".to_vec(), after, true);
+            return (watch_error(CREDENTIALS_REVOKED), after, true);
         }
         let changes = match tokio::time::timeout(beat, self.store.changes("", after)).await {
             Err(_) => return (b"\n".to_vec(), after, false),
             Ok(Ok(changes)) => changes,
-            Ok(Err(Error::Compacted)) => return (b"{\"forgotten\":true}\n".to_vec(), after, true),
-            Ok(Err(error)) => return (error_line(&error), after, true),
+            Ok(Err(Error::Compacted)) => return (forgotten(), after, true),
+            Ok(Err(error)) => return (watch_error(&chain(&error)), after, true),
         };
         let last = changes.last().map_or(after, |change| change.number);
-        let mut keys: Vec<InstanceKey> = changes
-            .iter()
-            .filter(|change| change.key.starts_with("reg/") || change.key.starts_with("live/"))
-            .filter_map(|change| instance_of(&change.key))
-            .collect();
+        let mut keys: Vec<InstanceKey> =
+            changes.iter().filter_map(|change| keys::instance_of(&change.key)).collect();
         keys.sort();
         keys.dedup();
-        let lines = match self.change_lines(query, keys, last, may).await {
-            Ok(lines) => lines,
-            Err(error) => return (error_line(&error), after, true),
-        };
-        (lines.into_bytes(), last, false)
+        match self.change_lines(query, keys, last, may).await {
+            Ok(lines) => (lines, last, false),
+            Err(error) => (watch_error(&chain(&error)), after, true),
+        }
     }
 
     /// One line per changed instance.
@@ -241,8 +224,8 @@ impl<S: Store> Gateway<S> {
         keys: Vec<InstanceKey>,
         last: Seq,
         may: &SharedNamespaceFilter,
-    ) -> Result<String, ApiError> {
-        let mut lines = String::new();
+    ) -> Result<Vec<u8>, ApiError> {
+        let mut lines = Vec::new();
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
             let record = self.record(&key).await?;
             // A removed process, or one with a new owner, is sent to every watch that may have listed it.
@@ -254,38 +237,101 @@ impl<S: Store> Gateway<S> {
                 Some(record) => Some(self.process_row(&key, &record, query.brief.is_none()).await?),
                 None => None,
             };
-            lines.push_str(&json!({"number": last, "instance": key, "process": row}).to_string());
-            lines.push('\n');
+            let changed = ProcessChange {
+                number: Some(last),
+                instance: Some(key),
+                process: Some(row),
+                ..ProcessChange::empty()
+            };
+            lines.extend(line(&changed));
         }
-        if lines.is_empty() && query.numbers.is_some() {
-            lines.push_str(&json!({"number": last}).to_string());
-        }
-        if !lines.ends_with('\n') {
-            lines.push('\n');
+        match (lines.is_empty(), query.numbers.is_some()) {
+            (false, _) => {}
+            (true, true) => {
+                lines.extend(line(&ProcessChange { number: Some(last), ..ProcessChange::empty() }))
+            }
+            // A heartbeat.
+            (true, false) => lines.push(b'\n'),
         }
         Ok(lines)
     }
 
     /// All hosts with an agent session and, unless `brief`, their number of processes.
-    pub async fn list_hosts(&self, brief: bool) -> Result<Value, ApiError> {
+    pub async fn list_hosts(&self, brief: bool) -> Result<Vec<HostEntry>, ApiError> {
         let mut hosts = Vec::new();
         for HostSession { host, connected, version, clock_skew_ms, last_contact } in self.hosts.all() {
-            let mut row = json!({"host": host, "agent": connected, "version": version,
-                                 "heard": Time(last_contact).to_string(), "clock_skew_ms": clock_skew_ms});
-            if !brief {
-                let with = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
-                let without = self.store.slice(&format!("claim/{host}/"), 0, 0).await?.1;
-                row["processes"] = json!(with + without);
-            }
-            hosts.push(row);
+            let processes = match brief {
+                true => None,
+                false => {
+                    let with = self.store.slice(&keys::identities_prefix(&host), 0, 0).await?.1;
+                    let without = self.store.slice(&keys::claims_prefix(&host), 0, 0).await?.1;
+                    Some((with + without) as u64)
+                }
+            };
+            hosts.push(HostEntry {
+                host,
+                agent: connected,
+                version: Some(version),
+                heard: Time(last_contact).to_string(),
+                clock_skew_ms,
+                processes,
+            });
         }
-        Ok(Value::Array(hosts))
+        Ok(hosts)
     }
 }
 
-/// The last line of a stream that ends with an error.
-fn error_line(error: &(dyn std::error::Error + 'static)) -> Vec<u8> {
-    (json!({"error": chain(error)}).to_string() + "\n").into_bytes()
+/// A time of a report; 0: never.
+fn time(ms: i64) -> Option<String> {
+    (ms > 0).then(|| Time(ms).to_string())
+}
+
+/// Adds the specs of a row. Clients without support for redacted specs compare revisions.
+fn with_specs(
+    mut row: GatewayProcess,
+    given: &OwnedSpec,
+    live: Option<&OwnedSpec>,
+    report: Option<&Report>,
+) -> GatewayProcess {
+    let labels = &given.spec.labels;
+    let redacted = |held: &OwnedSpec| has_secrets(&held.spec).then(|| redacted_spec(&held.spec, labels));
+    let value = |redacted: &ReportedSpec| serde_json::to_value(redacted).ok();
+    match redacted(given) {
+        Some(redacted) => {
+            row.revision.get_or_insert(redacted.revision);
+            (row.spec, row.spec_redacted) = (Some(None), value(&redacted));
+        }
+        None => row.spec = Some(Some(spec_with_digests(&given.spec))),
+    }
+    match live.and_then(redacted) {
+        Some(redacted) => {
+            row.live_revision.get_or_insert(redacted.revision);
+            (row.live_spec, row.live_spec_redacted) = (Some(None), value(&redacted));
+        }
+        None => row.live_spec = Some(live.map(|held| spec_with_digests(&held.spec))),
+    }
+    row.ran = Some(match report.and_then(|report| report.ran.as_ref()) {
+        None | Some(ReportedRun::Never) => RunReport::Word("never".to_owned()),
+        Some(ReportedRun::Unknown) => RunReport::Word("unknown".to_owned()),
+        Some(ReportedRun::With(held)) => {
+            RunReport::With { revision: held.revision, spec: Some(spec_with_digests(&held.spec)) }
+        }
+    });
+    row
+}
+
+/// A line of a watch.
+fn line(change: &ProcessChange) -> Vec<u8> {
+    contract::compact(change).into_bytes()
+}
+
+fn forgotten() -> Vec<u8> {
+    line(&ProcessChange { forgotten: Some(true), ..ProcessChange::empty() })
+}
+
+/// The last line of a watch that failed.
+fn watch_error(error: &str) -> Vec<u8> {
+    line(&ProcessChange { error: Some(error.to_owned()), ..ProcessChange::empty() })
 }
 
 /// Namespaces that a watch may see, evaluated for every change so that revocation takes effect. An empty name asks

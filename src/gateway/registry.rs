@@ -5,17 +5,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tracing::error;
 
-use super::identity::{IdentityOwner, OpenStarts, claim_key, identity_conflict_message};
+use super::identity::{IdentityOwner, OpenStarts, identity_conflict_message};
 use super::secrets::secret_history;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway, now_secs};
 use crate::agent_protocol::{OwnedSpec, Report, ToAgent};
 use crate::gse::codes::RowCode;
-use crate::gse::keys;
+use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{Row, Rows};
 use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Secret, Spec};
-use crate::store::{Entry, Error, Outcome, Seq, Store, Txn};
+use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
 
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,21 +46,9 @@ pub enum RegistryCall {
     Unregister,
 }
 
-/// `reg/namespace/name/host` and `live/…`, which sort by namespace, then name.
-pub fn key_of(kind: &str, instance: &InstanceKey) -> String {
-    format!("{kind}/{}/{}/{}", instance.namespace, instance.name, instance.host)
-}
-
-/// The instance of a key under `reg/` or `live/`.
-pub fn instance_of(key: &str) -> Option<InstanceKey> {
-    let mut parts = key.splitn(4, '/').skip(1);
-    let (namespace, name) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    Some(InstanceKey { host: parts.next()?.parse().ok()?, namespace, name })
-}
-
-/// Store key of an identity on a host. The index may contain any character, so it comes last.
+/// Store key of an identity on a host.
 pub(super) fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
-    format!("identity/{}/{}", instance.host, spec.identity.index_key())
+    keys::identity(&instance.host, &spec.identity.index_key())
 }
 
 /// A spec without Abide's own labels, and its owner.
@@ -93,8 +81,9 @@ impl<S: Store> Gateway<S> {
             let starts = OpenStarts::default();
             let mut pushes: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
             for host in &hosts {
-                let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
-                let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
+                let row_key =
+                    result_keys::v1(host, &process).unwrap_or_else(|| result_keys::v2(&host.key, &process));
+                let row_key = result_keys::as_written(row_key, &host.key, written.get(&host.key));
                 let instance = instance(&process, &host.key);
                 let given = match given.clone().filter(|_| call != RegistryCall::Unregister) {
                     Some(given) => {
@@ -157,7 +146,7 @@ impl<S: Store> Gateway<S> {
         caller: &Caller,
         starts: &OpenStarts,
     ) -> Result<(Row, Txn), ApiError> {
-        let key = key_of("reg", instance);
+        let key = keys::registration(instance);
         let existing = self.store.get(&key).await?;
         if existing.is_some() && !update {
             let message = "the process is already registered: use update_proc_info to change it";
@@ -205,7 +194,7 @@ impl<S: Store> Gateway<S> {
     }
 
     async fn remove(&self, instance: &InstanceKey) -> Result<(Row, Txn), ApiError> {
-        let key = key_of("reg", instance);
+        let key = keys::registration(instance);
         let Some(entry) = self.store.get(&key).await? else {
             return Ok((Row::new(RowCode::DONE, "the process was not registered"), Txn::default()));
         };
@@ -223,13 +212,13 @@ impl<S: Store> Gateway<S> {
 
     /// Deletes all entries of an instance. A record that cannot be read is deleted as well; its identity stays taken.
     pub(super) async fn removal(&self, instance: &InstanceKey, record: &Entry) -> Result<Txn, ApiError> {
-        let mut txn = Txn::delete(key_of("reg", instance)).and(Txn::delete(key_of("live", instance)));
+        let mut txn = Txn::delete(keys::registration(instance)).and(Txn::delete(keys::report(instance)));
         match record.decode::<RegistryRecord>() {
             Ok(record) => txn = txn.and(self.release_identity_txn(instance, &record.given.spec).await?),
             Err(error) => error!(%error, "the record is deleted without its identity"),
         }
-        if self.store.get(&claim_key(instance)).await?.is_some() {
-            txn = txn.and(Txn::delete(claim_key(instance)));
+        if self.store.get(&keys::claim(instance)).await?.is_some() {
+            txn = txn.and(Txn::delete(keys::claim(instance)));
         }
         Ok(txn)
     }
@@ -240,7 +229,7 @@ impl<S: Store> Gateway<S> {
         host: &Host,
         spec: &Spec,
     ) -> Result<Option<ProcessKey>, ApiError> {
-        let key = format!("identity/{}/{}", host.key, spec.identity.index_key());
+        let key = keys::identity(&host.key, &spec.identity.index_key());
         let entry = self.store.get(&key).await?;
         Ok(entry.as_ref().map(Entry::parse).transpose()?)
     }
@@ -259,7 +248,7 @@ impl<S: Store> Gateway<S> {
     }
 
     pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<RegistryRecord>, ApiError> {
-        let entry = self.store.get(&key_of("reg", instance)).await?;
+        let entry = self.store.get(&keys::registration(instance)).await?;
         Ok(entry.as_ref().map(Entry::decode).transpose()?)
     }
 
@@ -279,7 +268,7 @@ impl<S: Store> Gateway<S> {
 
     /// The last report of an instance.
     pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, ApiError> {
-        let entry = self.store.get(&key_of("live", instance)).await?;
+        let entry = self.store.get(&keys::report(instance)).await?;
         Ok(entry.as_ref().map(Entry::decode).transpose()?)
     }
 }
@@ -296,7 +285,7 @@ pub fn record_txn(
     let supplier = supplier.or(old.and_then(|old| old.supplier));
     let secrets = secret_history(old, &given.spec);
     let record = RegistryRecord { given: given.clone(), supplier, registered, generation, secrets };
-    Ok(Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?))
+    Ok(Txn::put(keys::registration(instance), serde_json::to_vec(&record)?))
 }
 
 /// Whether two specs have the same identity.

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{FromAgent, Join, OpResult};
 use crate::model::HostKey;
-use crate::store::Store;
+use crate::store::{Store, keys};
 
 /// Maximum messages of one call; an agent sends up to 1000.
 pub const MAX_MESSAGES: usize = 10_000;
@@ -122,7 +122,7 @@ impl<S: Store> Gateway<S> {
     /// Number of instances of a host with a report.
     async fn reported_instances(&self, host: &HostKey) -> Result<usize, ApiError> {
         let end = format!("/{host}");
-        let page = self.store.range("live/", None, usize::MAX).await?;
+        let page = self.store.range(keys::REPORT_PREFIX, None, usize::MAX).await?;
         Ok(page.entries.iter().filter(|entry| entry.key.ends_with(&end)).count())
     }
 }

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::tasks::{GatewayTask, ItemState, KeyForm, NamespaceFilter};
 use super::{ApiError, Gateway};
 use crate::clock;
+use crate::contract::TaskEntry;
 use crate::gse::codes::RowCode;
-use crate::gse::keys;
-use crate::gse::response::Rows;
+use crate::gse::keys as result_keys;
+use crate::gse::response::{JobResult, Rows};
 use crate::model::Host;
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 const TASK_RETENTION_MS: i64 = 86_400_000;
 /// How long a finished task stays in memory for polling callers.
@@ -27,18 +28,18 @@ impl<S: Store> Gateway<S> {
         for (nth, item) in task.items.iter().enumerate() {
             let host = Host { key: item.instance.host.clone(), supplier: item.supplier, agent_id: None };
             let process = item.instance.process();
-            let second = keys::v2(&host.key, &process);
+            let second = result_keys::v2(&host.key, &process);
             let key = match form {
-                KeyForm::V1 => keys::v1(&host, &process).unwrap_or(second),
+                KeyForm::V1 => result_keys::v1(&host, &process).unwrap_or(second),
                 KeyForm::V2 => second,
             };
-            rows.insert(keys::as_written(key, &host.key, item.written.as_ref()), task.row(nth));
+            rows.insert(result_keys::as_written(key, &host.key, item.written.as_ref()), task.row(nth));
         }
         Ok(rows)
     }
 
     /// get_proc_result: the same rows by JOB's key, with structured content.
-    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<JobResult, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
         for (nth, item) in task.items.iter().enumerate() {
@@ -47,11 +48,11 @@ impl<S: Store> Gateway<S> {
             if let Value::String(text) = &row.content {
                 row.content = serde_json::from_str(text).unwrap_or(Value::Null);
             }
-            rows.insert(keys::job(&item.instance.host, &held.spec), row);
+            rows.insert(result_keys::job(&item.instance.host, &held.spec), row);
         }
         let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
         // 0: something is still running; 1: all rows are final.
-        Ok(json!({"status": u8::from(!running), "result": rows}))
+        Ok(JobResult { status: i64::from(!running), result: rows })
     }
 
     /// A task that the caller may see; a task of another namespace counts as unknown.
@@ -69,15 +70,15 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The latest tasks: id, start time, and numbers of rows, final rows and failed rows.
-    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Vec<TaskEntry>, ApiError> {
         const MAX_LISTED: usize = 1000;
         let mut ids: Vec<String> = self
             .store
-            .range("task/", None, usize::MAX)
+            .range(keys::TASK_PREFIX, None, usize::MAX)
             .await?
             .entries
             .iter()
-            .map(|entry| entry.key.trim_start_matches("task/").to_owned())
+            .filter_map(|entry| keys::task_of(&entry.key).map(str::to_owned))
             .collect();
         ids.reverse();
         let mut tasks = Vec::new();
@@ -90,9 +91,15 @@ impl<S: Store> Gateway<S> {
             });
             let codes: Vec<i64> = done.collect();
             let failed = codes.iter().filter(|code| **code != 0).count();
-            tasks.push(json!({"id": task.id, "begun": task.begun, "rows": rows.len(), "done": codes.len(), "failed": failed}));
+            tasks.push(TaskEntry {
+                id: task.id.clone(),
+                begun: task.begun,
+                rows: rows.len(),
+                done: codes.len(),
+                failed,
+            });
         }
-        Ok(Value::Array(tasks))
+        Ok(tasks)
     }
 
     /// Removes tasks and stored responses older than a day.
@@ -107,15 +114,16 @@ impl<S: Store> Gateway<S> {
                 .map_or(true, |when| when.begun < now - TASK_RETENTION_MS)
         };
         let mut txn = Txn::default();
-        for prefix in ["task/", "op/"] {
+        for prefix in [keys::TASK_PREFIX, keys::RESPONSE_PREFIX] {
             for entry in self.store.range(prefix, None, usize::MAX).await?.entries {
                 if !is_old(&entry.value) {
                     continue;
                 }
-                if let Some(id) = entry.key.strip_prefix("task/") {
-                    let rows = self.store.range(&format!("done/{id}/"), None, usize::MAX).await?.entries;
+                if let Some(id) = keys::task_of(&entry.key) {
+                    let rows =
+                        self.store.range(&keys::row_results_prefix(id), None, usize::MAX).await?.entries;
                     txn = rows.iter().fold(txn, |txn, row| txn.and(Txn::delete(row.key.to_string())));
-                    txn = txn.and(Txn::delete(format!("open/{id}")));
+                    txn = txn.and(Txn::delete(keys::open_task(id)));
                 }
                 txn = txn.and(Txn::delete(entry.key.to_string()));
             }

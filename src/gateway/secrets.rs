@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::registry::RegistryRecord;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{OwnedSpec, ReportedRun};
+use crate::contract::ReportedSpec;
 use crate::gse::spec_body;
 use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
 use crate::store::Store;
@@ -39,10 +40,10 @@ pub fn spec_with_digests(spec: &Spec) -> Value {
 }
 
 /// Adds the digests of the full spec, which a reader cannot compute without the secrets. `labels`: labels of the row.
-pub fn redacted_spec(spec: &Spec, labels: &BTreeMap<String, String>) -> Value {
+pub fn redacted_spec(spec: &Spec, labels: &BTreeMap<String, String>) -> ReportedSpec {
     let whole = HashedSpec::new(Spec { labels: labels.clone(), ..spec.clone() });
     let sum = format!("{:032x}", u128::from_be_bytes(whole.sum()));
-    json!({"spec": spec_with_digests(spec), "revision": whole.revision().to_string(), "sum": sum})
+    ReportedSpec { spec: spec_with_digests(spec), revision: *whole.revision(), sum }
 }
 
 /// The stored secrets of a record after a spec change, newest last.

@@ -4,101 +4,21 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-
 use super::{ApiError, Gateway};
-use crate::store::lease::{MAX_RESET, MAX_TTL};
-use crate::store::{
-    Change, Compare, Entry, Holder, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write,
+pub use crate::contract::StoreRequest;
+use crate::contract::{
+    CompareItem, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept, StatePage,
+    StateReleased, StateSlice, StoreAnswer, TxnAnswer, WriteItem,
 };
+use crate::store::lease::{MAX_RESET, MAX_TTL};
+use crate::store::{Change, Compare, Entry, Lease, LeaseAttempt, Outcome, Reset, Store, Txn, Write, keys};
 
-/// Key prefixes of controllers.
-pub const CONTROLLER_PREFIXES: [&str; 12] = [
-    "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "left/", "pause/", "pin/",
-    "snap/", "source/",
-];
 /// Maximum entries per response.
 const MAX_ENTRIES: usize = 10_000;
 /// Maximum wait for changes.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Maximum bytes in a lease's name.
 const MAX_NAME_BYTES: usize = 1024;
-
-/// A store request. Values are UTF-8 texts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum StoreRequest {
-    Get {
-        key: String,
-    },
-    Range {
-        prefix: String,
-        #[serde(default)]
-        after: Option<String>,
-        #[serde(default)]
-        limit: Option<usize>,
-    },
-    /// Entries by offset instead of key, and the total count.
-    Slice {
-        prefix: String,
-        #[serde(default)]
-        skip: usize,
-        limit: usize,
-    },
-    Txn {
-        #[serde(default)]
-        compares: Vec<CompareWire>,
-        #[serde(default)]
-        writes: Vec<WriteWire>,
-    },
-    /// Changes after a number; waits for the first one.
-    Changes {
-        prefix: String,
-        after: Seq,
-        #[serde(default)]
-        wait_ms: u64,
-    },
-    TakeLease {
-        name: String,
-        holder: Holder,
-        lives_ms: u64,
-    },
-    RenewLease {
-        name: String,
-        holder: String,
-        generation: u64,
-        lives_ms: u64,
-    },
-    ReleaseLease {
-        name: String,
-        holder: String,
-        generation: u64,
-    },
-    ResetLease {
-        name: String,
-        #[serde(default)]
-        above: u64,
-        #[serde(default)]
-        force: bool,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CompareWire {
-    pub key: String,
-    pub changed: Seq,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WriteWire {
-    pub key: String,
-    /// `null` deletes the key. The field is required.
-    #[serde(deserialize_with = "Option::deserialize")]
-    pub value: Option<String>,
-}
 
 impl StoreRequest {
     /// Short description of the change for the audit log; `None` for a read.
@@ -123,24 +43,27 @@ impl StoreRequest {
 }
 
 impl<S: Store> Gateway<S> {
-    pub async fn state(&self, request: StoreRequest) -> Result<Value, ApiError> {
-        match request {
+    pub async fn state(&self, request: StoreRequest) -> Result<StoreAnswer, ApiError> {
+        Ok(match request {
             StoreRequest::Get { key } => {
-                let key = check_key(key)?;
-                Ok(self.store.get(&key).await?.map_or(Value::Null, |found| entry(&found)))
+                let found = self.store.get(&check_key(key)?).await?;
+                StoreAnswer::Entry(found.as_ref().map(entry))
             }
             StoreRequest::Range { prefix, after, limit } => {
                 let limit = limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
                 let page = self.store.range(&check_key(prefix)?, after.as_deref(), limit).await?;
-                let entries: Vec<Value> = page.entries.iter().map(entry).collect();
-                Ok(json!({"entries": entries, "more": page.more.as_deref(), "as_of": page.as_of}))
+                let entries = page.entries.iter().map(entry).collect();
+                let more = page.more.as_deref().map(str::to_owned);
+                StoreAnswer::Page(StatePage { entries, more, as_of: page.as_of })
             }
             StoreRequest::Slice { prefix, skip, limit } => {
                 let (entries, count) =
                     self.store.slice(&check_key(prefix)?, skip, limit.min(MAX_ENTRIES)).await?;
-                Ok(json!({"entries": entries.iter().map(entry).collect::<Vec<Value>>(), "count": count}))
+                StoreAnswer::Slice(StateSlice { entries: entries.iter().map(entry).collect(), count })
             }
-            StoreRequest::Txn { compares, writes } => self.state_txn(compares, writes).await,
+            StoreRequest::Txn { compares, writes } => {
+                StoreAnswer::Txn(self.state_txn(compares, writes).await?)
+            }
             StoreRequest::Changes { prefix, after, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(MAX_WAIT);
                 let prefix = check_key(prefix)?;
@@ -148,48 +71,54 @@ impl<S: Store> Gateway<S> {
                     Ok(changes) => changes?,
                     Err(_) => Vec::new(),
                 };
-                let change = |Change { number, key, value }: &Change| json!({"number": number, "key": key, "value": value.as_deref().map(text)});
-                Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()}))
+                StoreAnswer::Changes(StateChanges { changes: changes.iter().map(change).collect() })
             }
             StoreRequest::TakeLease { name, holder, lives_ms } => {
                 let taken = self.store.take_lease(&check_lease_name(name)?, &holder, ttl(lives_ms)?).await?;
-                Ok(match taken {
-                    LeaseAttempt::Ours(lease) => json!({"ours": {"generation": lease.generation}}),
+                StoreAnswer::Lease(match taken {
+                    LeaseAttempt::Ours(lease) => LeaseAnswer::Ours { generation: lease.generation },
                     LeaseAttempt::Theirs { holder, generation, left_ms } => {
-                        json!({"theirs": {"holder": holder, "generation": generation, "left_ms": left_ms}})
+                        LeaseAnswer::Theirs { holder, generation, left_ms }
                     }
                 })
             }
             StoreRequest::RenewLease { name, holder, generation, lives_ms } => {
                 let lease = Lease { name, holder, generation };
-                Ok(json!({"kept": self.store.renew_lease(&lease, ttl(lives_ms)?).await?}))
+                let kept = self.store.renew_lease(&lease, ttl(lives_ms)?).await?;
+                StoreAnswer::Kept(StateKept { kept })
             }
             StoreRequest::ReleaseLease { name, holder, generation } => {
                 self.store.release_lease(&Lease { name, holder, generation }).await?;
-                Ok(json!({"released": true}))
+                StoreAnswer::Released(StateReleased { released: true })
             }
             StoreRequest::ResetLease { name, above, force } => {
-                if above > MAX_RESET {
-                    return Err(ApiError::BadRequest(format!(
-                        "above is {above}: the maximum generation is {MAX_RESET}"
-                    )));
-                }
-                Ok(match self.store.reset_lease(&check_lease_name(name)?, above, force).await? {
-                    Reset::Free { generation } => json!({"free": {"generation": generation}}),
-                    Reset::Renewed { holder, left_ms } => {
-                        json!({"renewed": {"holder": holder, "left_ms": left_ms}})
-                    }
-                })
+                StoreAnswer::Reset(self.state_reset(name, above, force).await?)
             }
-        }
+        })
     }
 
-    async fn state_txn(&self, compares: Vec<CompareWire>, writes: Vec<WriteWire>) -> Result<Value, ApiError> {
-        let compare = |c: CompareWire| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
-        let write = |WriteWire { key, value }: WriteWire| {
+    async fn state_reset(&self, name: String, above: u64, force: bool) -> Result<ResetAnswer, ApiError> {
+        if above > MAX_RESET {
+            return Err(ApiError::BadRequest(format!(
+                "above is {above}: the maximum generation is {MAX_RESET}"
+            )));
+        }
+        Ok(match self.store.reset_lease(&check_lease_name(name)?, above, force).await? {
+            Reset::Free { generation } => ResetAnswer::Free { generation },
+            Reset::Renewed { holder, left_ms } => ResetAnswer::Renewed { holder, left_ms },
+        })
+    }
+
+    async fn state_txn(
+        &self,
+        compares: Vec<CompareItem>,
+        writes: Vec<WriteItem>,
+    ) -> Result<TxnAnswer, ApiError> {
+        let compare = |c: CompareItem| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
+        let write = |WriteItem { key, value }: WriteItem| {
             let key = check_key(key)?;
             // A direct write could issue a lease generation twice.
-            if key.starts_with("lease/") {
+            if key.starts_with(keys::LEASE_PREFIX) {
                 return Err(ApiError::BadRequest(format!(
                     "cannot write {key}: leases are only changed by lease requests"
                 )));
@@ -202,18 +131,18 @@ impl<S: Store> Gateway<S> {
         let compares = compares.into_iter().map(compare).collect::<Result<_, ApiError>>()?;
         let writes = writes.into_iter().map(write).collect::<Result<_, ApiError>>()?;
         Ok(match self.store.txn(Txn { compares, writes }).await? {
-            Outcome::Written(number) => json!({"written": number}),
-            Outcome::Conflict(key) => json!({"conflict": key}),
+            Outcome::Written(number) => TxnAnswer::Written(number),
+            Outcome::Conflict(key) => TxnAnswer::Conflict(key),
         })
     }
 }
 
 fn check_key(key: String) -> Result<String, ApiError> {
-    match CONTROLLER_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
+    match keys::CONTROLLER_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
         true => Ok(key),
         false => Err(ApiError::BadRequest(format!(
             "key {key:?} is outside the controller prefixes: {}",
-            CONTROLLER_PREFIXES.join(" ")
+            keys::CONTROLLER_PREFIXES.join(" ")
         ))),
     }
 }
@@ -238,8 +167,13 @@ fn ttl(lives_ms: u64) -> Result<Duration, ApiError> {
     }
 }
 
-fn entry(entry: &Entry) -> Value {
-    json!({"key": entry.key, "value": text(&entry.value), "changed": entry.mod_seq})
+fn entry(entry: &Entry) -> StateEntry {
+    StateEntry { key: entry.key.to_string(), value: text(&entry.value), changed: entry.mod_seq }
+}
+
+fn change(change: &Change) -> StateChange {
+    let Change { number, key, value } = change;
+    StateChange { number: *number, key: key.to_string(), value: value.as_deref().map(text) }
 }
 
 fn text(value: &[u8]) -> String {

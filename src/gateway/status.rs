@@ -4,18 +4,21 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::registry::{MAX_ATTEMPTS, instance_of, key_of};
+use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway, readable};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
-use crate::gse::keys;
+use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
-use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
+use crate::gse::response::{
+    AgentState, AgentStatus, GroupData, GroupInfo, GroupMeta, HostAddress, Row, Rows, StatusData, StatusHost,
+    StatusMeta, StatusRow,
+};
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
-use crate::store::{Entry, Outcome, Store, Txn};
+use crate::store::{Entry, Outcome, Store, Txn, keys};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -33,7 +36,7 @@ impl<S: Store> Gateway<S> {
         let mut proc_infos = Vec::new();
         for host in hosts {
             let key = instance(&process, &host.key);
-            let entry = self.store.get(&key_of("reg", &key)).await?;
+            let entry = self.store.get(&keys::registration(&key)).await?;
             if let Some(entry) = entry {
                 proc_infos.push(self.row(key, entry.decode()?, second).await?);
             }
@@ -49,13 +52,13 @@ impl<S: Store> Gateway<S> {
         if limit == 0 || limit > PAGE {
             return Err(ApiError::BadRequest(format!("page.limit is {limit}: it must be 1 to {PAGE}")));
         }
-        let prefix = format!("reg/{namespace}/");
+        let prefix = keys::registrations_prefix(namespace.as_str());
         let skip = usize::try_from(start).unwrap_or(usize::MAX);
         let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
             // A row that cannot be read is logged and left out.
-            if let (Some(key), Some(record)) = (instance_of(&entry.key), readable(entry.decode())) {
+            if let (Some(key), Some(record)) = (keys::instance_of(&entry.key), readable(entry.decode())) {
                 proc_infos.push(self.row(key, record, true).await?);
             }
         }
@@ -80,14 +83,14 @@ impl<S: Store> Gateway<S> {
                 let (mut txn, fenced) = self.fence(caller).await?;
                 let mut rows = Rows::new();
                 for host in &hosts {
-                    let key = keys::v1_namespace(host, namespace.as_str())
+                    let key = result_keys::v1_namespace(host, namespace.as_str())
                         .unwrap_or_else(|| format!("{}:{namespace}", host.key));
-                    let key = keys::as_written(key, &host.key, written.get(&host.key));
+                    let key = result_keys::as_written(key, &host.key, written.get(&host.key));
                     if let Some(done) = &fenced {
                         rows.insert(key, Row::new(RowCode(done.code), done.message.clone()));
                         continue;
                     }
-                    txn = txn.and(Txn::put(format!("group/{namespace}/{}", host.key), groups.to_string()));
+                    txn = txn.and(Txn::put(keys::group(namespace.as_str(), &host.key), groups.to_string()));
                     rows.insert(key, Row::done());
                 }
                 if fenced.is_some() {
@@ -109,38 +112,43 @@ impl<S: Store> Gateway<S> {
         Ok(rows)
     }
 
-    pub async fn groups(&self, request: &ProcRequest) -> Result<Value, ApiError> {
+    pub async fn groups(&self, request: &ProcRequest) -> Result<GroupData, ApiError> {
         let namespace = namespace(request)?;
         let mut infos = Vec::new();
         for host in request.targets()? {
-            let Some(entry) = self.store.get(&format!("group/{namespace}/{}", host.key)).await? else {
+            let Some(entry) = self.store.get(&keys::group(namespace.as_str(), &host.key)).await? else {
                 continue;
             };
-            let groups: Value = entry.decode()?;
-            infos.push(json!({"meta": {"namespace": namespace}, "host": host_value(&host.key), "process_group": groups}));
+            infos.push(GroupInfo {
+                meta: GroupMeta { namespace: namespace.to_string() },
+                host: host_address(&host.key),
+                process_group: entry.decode()?,
+            });
         }
-        Ok(json!({"process_group_infos": infos}))
+        Ok(GroupData { process_group_infos: infos })
     }
 
-    /// get_agent_status and list_agent_state: hosts with a connected agent.
-    pub fn agents(&self, request: &ProcRequest, by_id: bool) -> Result<Value, ApiError> {
+    /// list_agent_state: hosts with a connected agent.
+    pub fn agent_states(&self, request: &ProcRequest) -> Result<Vec<AgentState>, ApiError> {
+        let state = |host: &HostKey| {
+            let alive = self.hosts.agent_version(host);
+            let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
+            AgentState { bk_agent_id: host_text(host), status_code, version: alive.unwrap_or_default() }
+        };
+        Ok(request.targets()?.iter().map(|host| state(&host.key)).collect())
+    }
+
+    /// get_agent_status: the [`AgentStatus`] of each host, in the order of the request.
+    pub fn agents(&self, request: &ProcRequest) -> Result<Map<String, Value>, ApiError> {
         let hosts = request.targets()?;
-        if by_id {
-            let state = |host: &HostKey| {
-                let alive = self.hosts.agent_version(host);
-                let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
-                json!({"bk_agent_id": host_text(host), "status_code": status_code, "version": alive.unwrap_or_default()})
-            };
-            return Ok(Value::Array(hosts.iter().map(|host| state(&host.key)).collect()));
-        }
-        let states = hosts.iter().map(|host| {
-            let alive = self.hosts.agent_version(&host.key);
-            let mut state = host_value(&host.key);
-            state["bk_agent_alive"] = json!(u8::from(alive.is_some()));
-            state["version"] = json!(alive.unwrap_or_default());
-            (host_text(&host.key), state)
-        });
-        Ok(Value::Object(states.collect::<Map<String, Value>>()))
+        let state = |host: &HostKey| {
+            let alive = self.hosts.agent_version(host);
+            let bk_agent_alive = u8::from(alive.is_some());
+            let version = alive.unwrap_or_default();
+            let status = AgentStatus { host: host_address(host), bk_agent_alive, version };
+            Ok((host_text(host), serde_json::to_value(status)?))
+        };
+        hosts.iter().map(|host| state(&host.key)).collect()
     }
 
     /// Report time of an instance. A connected agent reports every change, so its last contact counts as a report.
@@ -154,7 +162,7 @@ impl<S: Store> Gateway<S> {
         record: RegisteredFields,
         second: bool,
     ) -> Result<StatusRow, ApiError> {
-        let entry = self.store.get(&key_of("live", &key)).await?;
+        let entry = self.store.get(&keys::report(&key)).await?;
         let report: Option<ReportFields> = entry.as_ref().map(Entry::decode).transpose()?;
         let report = report.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {
@@ -269,9 +277,11 @@ fn host_text(host: &HostKey) -> String {
     }
 }
 
-fn host_value(host: &HostKey) -> Value {
+fn host_address(host: &HostKey) -> HostAddress {
     match host {
-        HostKey::Address { cloud, ip } => json!({"ip": ip.to_string(), "bk_cloud_id": cloud}),
-        HostKey::Agent(id) => json!({"bk_agent_id": id}),
+        HostKey::Address { cloud, ip } => {
+            HostAddress { ip: Some(ip.to_string()), bk_cloud_id: Some(*cloud), bk_agent_id: None }
+        }
+        HostKey::Agent(id) => HostAddress { bk_agent_id: Some(id.to_string()), ..HostAddress::default() },
     }
 }

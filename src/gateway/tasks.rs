@@ -19,7 +19,7 @@ use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};
-use crate::store::{Entry, Error, Outcome, Store, Txn};
+use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
 
 /// Maximum live checks in memory.
 const MAX_LIVE_CHECKS: u64 = 10_000;
@@ -239,8 +239,8 @@ impl Tasks {
 impl<S: Store> Gateway<S> {
     /// Loads open tasks of a previous gateway. Their agents get the full timeout to reconnect.
     pub async fn load_tasks(&self) -> Result<(), ApiError> {
-        for open in self.store.range("open/", None, usize::MAX).await?.entries {
-            let id = open.key.trim_start_matches("open/");
+        for open in self.store.range(keys::OPEN_TASK_PREFIX, None, usize::MAX).await?.entries {
+            let Some(id) = keys::open_task_of(&open.key) else { continue };
             match self.load(id).await {
                 Ok(Some(task)) => {
                     task.queued.store(true, Ordering::Release);
@@ -254,7 +254,7 @@ impl<S: Store> Gateway<S> {
                 Err(error) => return Err(error),
             }
         }
-        let last = self.store.get("task-number").await?;
+        let last = self.store.get(keys::TASK_NUMBER).await?;
         self.numbers.record_allocated(last.as_ref().map(Entry::parse).transpose()?.unwrap_or(0));
         self.tasks.loaded.store(true, Ordering::Release);
         Ok(())
@@ -265,16 +265,15 @@ impl<S: Store> Gateway<S> {
     }
 
     pub(super) async fn load(&self, id: &str) -> Result<Option<Arc<GatewayTask>>, ApiError> {
-        let Some(entry) = self.store.get(&format!("task/{id}")).await? else { return Ok(None) };
+        let Some(entry) = self.store.get(&keys::task(id)).await? else { return Ok(None) };
         let StoredTask { begun, number, orders: mut items, specs } = entry.decode()?;
         for item in &mut items {
             item.held = item.spec.and_then(|at| specs.get(at)).cloned();
         }
         let task = GatewayTask::new(id.to_owned(), number, begun, items);
-        let prefix = format!("done/{id}/");
-        for entry in self.store.range(&prefix, None, usize::MAX).await?.entries {
+        for entry in self.store.range(&keys::row_results_prefix(id), None, usize::MAX).await?.entries {
             // Other keys are not those of single rows.
-            if let Ok(nth) = entry.key[prefix.len()..].parse() {
+            if let Some(nth) = keys::row_of(&entry.key, id) {
                 task.finish(nth, entry.decode()?);
             }
         }
@@ -326,19 +325,19 @@ impl<S: Store> Gateway<S> {
     ) -> Result<Option<Arc<GatewayTask>>, ApiError> {
         let mut stored = StoredTask::of(items);
         loop {
-            let last = self.store.get("task-number").await?;
+            let last = self.store.get(keys::TASK_NUMBER).await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
             // Follows the clock, so that a restored store assigns no number twice: agents record the numbers they ran.
             let now = u64::try_from(clock::now().0).unwrap_or(0);
             stored.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
             let id = format!("GSETASK:{:012}", stored.number);
             let value = serde_json::to_vec(&stored)?;
-            let mut txn = Txn::put("task-number", stored.number.to_string())
-                .only_if("task-number", last.map_or(0, |entry| entry.mod_seq))
-                .and(Txn::put(format!("task/{id}"), value))
+            let mut txn = Txn::put(keys::TASK_NUMBER, stored.number.to_string())
+                .only_if(keys::TASK_NUMBER, last.map_or(0, |entry| entry.mod_seq))
+                .and(Txn::put(keys::task(&id), value))
                 .and(with(&id)?);
             if stored.orders.iter().any(|item| item.refused.is_none()) {
-                txn = txn.and(Txn::put(format!("open/{id}"), ""));
+                txn = txn.and(Txn::put(keys::open_task(&id), ""));
             }
             match self.store.txn(txn).await? {
                 Outcome::Written(_) => {
@@ -350,7 +349,7 @@ impl<S: Store> Gateway<S> {
                         stored.orders,
                     ))));
                 }
-                Outcome::Conflict(key) if key == "task-number" => {}
+                Outcome::Conflict(key) if key == keys::TASK_NUMBER => {}
                 Outcome::Conflict(_) => return Ok(None),
             }
         }
@@ -409,7 +408,7 @@ impl<S: Store> Gateway<S> {
         }
         let mut txn = Txn::default();
         for (nth, done) in rows {
-            txn = txn.and(Txn::put(done_key(&task.id, *nth), serde_json::to_vec(done)?));
+            txn = txn.and(Txn::put(keys::row_result(&task.id, *nth), serde_json::to_vec(done)?));
         }
         Ok(txn.and(task.closed(|nth| rows.iter().any(|(finished, _)| *finished == nth))))
     }
@@ -440,15 +439,10 @@ impl GatewayTask {
     pub(super) fn closed(&self, finished: impl Fn(usize) -> bool) -> Txn {
         let open = |(nth, row): (usize, &ItemState)| matches!(row, ItemState::Done(_)) || finished(nth);
         match self.rows().iter().enumerate().all(open) {
-            true => Txn::delete(format!("open/{}", self.id)),
+            true => Txn::delete(keys::open_task(&self.id)),
             false => Txn::default(),
         }
     }
-}
-
-/// Store key of a final row.
-pub(super) fn done_key(task: &str, nth: usize) -> String {
-    format!("done/{task}/{nth}")
 }
 
 /// An instance of a process on a host.

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::model::{
     AbsoluteLimits, AutoType, ConfigFile, Control, EnvValue, HealthCheck, Hooks, Host, HostKey, Identity,
@@ -42,7 +43,7 @@ impl fmt::Display for RequestError {
 impl std::error::Error for RequestError {}
 
 /// The body of every call about processes. Each call checks the parts that it requires.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ProcRequest {
     pub meta: MetaWire,
@@ -56,15 +57,32 @@ pub struct ProcRequest {
     pub takes: Option<Vec<String>>,
 }
 
+/// get_proc_operate_result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TaskQuery {
+    #[schemars(required)]
+    pub task_id: Option<String>,
+}
+
+/// JOB's get_proc_result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct JobTaskQuery {
+    #[schemars(required)]
+    pub bk_gse_taskid: Option<String>,
+}
+
 /// operate_proc_multi: several processes, with different operations.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MultiRequest {
     pub proc_operate_req: Vec<ProcRequest>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Meta")]
 pub struct MetaWire {
     #[serde(deserialize_with = "loose_text")]
     pub namespace: Option<String>,
@@ -73,8 +91,9 @@ pub struct MetaWire {
     pub labels: Option<BTreeMap<String, Loose>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Host")]
 pub struct HostWire {
     #[serde(deserialize_with = "loose_text")]
     pub ip: Option<String>,
@@ -84,16 +103,18 @@ pub struct HostWire {
     pub bk_agent_id: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Page")]
 pub struct PageWire {
     pub start: Option<u64>,
     pub limit: Option<u64>,
 }
 
 /// Value of a label or environment variable: a text, number or boolean.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "TextOrNumber")]
 pub enum Loose {
     Text(String),
     Number(serde_json::Number),
@@ -114,14 +135,15 @@ impl fmt::Display for Loose {
 
 macro_rules! wire {
     ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
         $(#[$meta])*
-        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         pub struct $name { $($(#[$attr])* pub $field: Option<$type>),* }
     )*};
 }
 
 wire! {
+    #[schemars(rename = "Spec")]
     SpecWire {
         identity: IdentityWire,
         control: ControlWire,
@@ -133,14 +155,15 @@ wire! {
         env: BTreeMap<String, EnvWire>,
         job: JobWire,
         // Sections that only Abide has.
-        health: HealthCheck,
-        restart: RestartRule,
-        log: LogRotation,
-        limits: AbsoluteLimits,
+        #[schemars(with = "Option<Map<String, Value>>")] health: HealthCheck,
+        #[schemars(with = "Option<Map<String, Value>>")] restart: RestartRule,
+        #[schemars(with = "Option<Map<String, Value>>")] log: LogRotation,
+        #[schemars(with = "Option<Map<String, Value>>")] limits: AbsoluteLimits,
         #[serde(deserialize_with = "loose_text")] env_file: String,
-        sandbox: Sandbox,
-        hooks: Hooks,
+        #[schemars(with = "Option<Map<String, Value>>")] sandbox: Sandbox,
+        #[schemars(with = "Option<Map<String, Value>>")] hooks: Hooks,
     }
+    #[schemars(rename = "Identity")]
     IdentityWire {
         #[serde(deserialize_with = "loose_text")] proc_name: String,
         #[serde(deserialize_with = "loose_text")] setup_path: String,
@@ -151,6 +174,7 @@ wire! {
         #[serde(deserialize_with = "loose_text")] value_key: String,
         #[serde(deserialize_with = "loose_text")] index_key: String,
     }
+    #[schemars(rename = "Control")]
     ControlWire {
         #[serde(deserialize_with = "loose_text")] start_cmd: String,
         #[serde(deserialize_with = "loose_text")] stop_cmd: String,
@@ -164,7 +188,9 @@ wire! {
         stop_timeout: u32,
         #[serde(deserialize_with = "loose_text")] reload_signal: String,
     }
+    #[schemars(rename = "Resource")]
     ResourceWire { cpu: f64, mem: f64, fd: u64, disk: u64, net: u64 }
+    #[schemars(rename = "Monitor")]
     MonitorWire {
         auto_type: i64,
         start_check_secs: u32,
@@ -176,11 +202,14 @@ wire! {
         #[serde(deserialize_with = "loose_text")] crontab_zone: String,
         op_timeout: u32,
     }
+    #[schemars(rename = "WarnReport")]
     WarnWire { report_id: i64 }
+    #[schemars(rename = "ConfigFile")]
     ConfigWire {
         #[serde(deserialize_with = "loose_text")] path: String,
         #[serde(deserialize_with = "loose_text")] md5: String,
     }
+    #[schemars(rename = "JobFields")]
     JobWire {
         #[serde(deserialize_with = "loose_text")] proc_owner: String,
         #[serde(deserialize_with = "loose_text")] func_id: String,
@@ -192,8 +221,9 @@ wire! {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(rename = "EnvValue")]
 pub enum EnvWire {
     File {
         file: String,
@@ -315,12 +345,30 @@ impl HostWire {
 }
 
 impl SpecWire {
-    /// The spec with only the fields that were sent. The identity is required in full.
-    pub fn spec(&self) -> Result<Spec, RequestError> {
+    fn required_identity(&self) -> Result<Identity, RequestError> {
         let identity = self.identity.as_ref().ok_or_else(|| RequestError::missing("spec.identity"))?;
         let required = |field: &str, text: &Option<String>| {
             text.clone().ok_or_else(|| RequestError::missing(&format!("spec.identity.{field}")))
         };
+        let value_key = one(
+            "spec.identity.value_key",
+            "spec.identity.index_key",
+            identity.value_key.clone(),
+            identity.index_key.clone(),
+        )?;
+        Ok(Identity {
+            proc_name: required("proc_name", &identity.proc_name)?,
+            setup_path: required("setup_path", &identity.setup_path)?,
+            pid_path: required("pid_path", &identity.pid_path)?,
+            config_path: identity.config_path.clone(),
+            log_path: identity.log_path.clone(),
+            user: Some(required("user", &identity.user)?),
+            value_key,
+        })
+    }
+
+    /// The spec with only the fields that were sent. The identity is required in full.
+    pub fn spec(&self) -> Result<Spec, RequestError> {
         let share = |field: &str, value: Option<f64>| match value.map(Percent::new) {
             Some(None) => Err(RequestError::new(
                 format!("spec.resource.{field}"),
@@ -338,12 +386,6 @@ impl SpecWire {
             self.alive_monitor_policy.clone(),
         )?
         .unwrap_or_default();
-        let value_key = one(
-            "spec.identity.value_key",
-            "spec.identity.index_key",
-            identity.value_key.clone(),
-            identity.index_key.clone(),
-        )?;
         // Misspelled in the documents' examples.
         let crontab_rule = monitor.crontab_rule.or(monitor.crotab_rule);
         let job = self.job.clone().unwrap_or_default();
@@ -353,26 +395,11 @@ impl SpecWire {
                 RequestError::new("spec.monitor_policy.auto_type", format!("is {code}: {why}"))
             })?,
         };
-        let start_mode = match control.start_mode.as_deref() {
-            None => None,
-            Some("daemon") => Some(StartMode::Daemon),
-            Some("foreground") => Some(StartMode::Foreground),
-            Some(_) => {
-                return Err(RequestError::new("spec.control.start_mode", "is neither daemon nor foreground"));
-            }
-        };
+        let start_mode = start_mode(control.start_mode.as_deref())?;
         let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
         Ok(Spec {
             labels: BTreeMap::new(),
-            identity: Identity {
-                proc_name: required("proc_name", &identity.proc_name)?,
-                setup_path: required("setup_path", &identity.setup_path)?,
-                pid_path: required("pid_path", &identity.pid_path)?,
-                config_path: identity.config_path.clone(),
-                log_path: identity.log_path.clone(),
-                user: Some(required("user", &identity.user)?),
-                value_key,
-            },
+            identity: self.required_identity()?,
             control: Control {
                 start_cmd: control.start_cmd,
                 stop_cmd: control.stop_cmd,
@@ -435,6 +462,15 @@ fn signal(field: &str, name: Option<String>) -> Result<Option<String>, RequestEr
             Err(RequestError::new(field, "is not the name of a signal, such as TERM"))
         }
         name => Ok(name),
+    }
+}
+
+fn start_mode(word: Option<&str>) -> Result<Option<StartMode>, RequestError> {
+    match word {
+        None => Ok(None),
+        Some("daemon") => Ok(Some(StartMode::Daemon)),
+        Some("foreground") => Ok(Some(StartMode::Foreground)),
+        Some(_) => Err(RequestError::new("spec.control.start_mode", "is neither daemon nor foreground")),
     }
 }
 

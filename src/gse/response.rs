@@ -2,19 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::codes::{EnvelopeCode, RowCode};
 
 /// Envelope of every response, also of a failure: the HTTP status is 200 either way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Envelope", bound = "")]
 pub struct Envelope<T> {
     pub result: bool,
     pub code: i64,
     #[serde(default)]
     pub message: String,
     /// `null` on failure.
+    #[schemars(with = "Value")]
     pub data: Option<T>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
@@ -43,9 +46,7 @@ impl<T> Envelope<T> {
 
     /// JOB adds a request id, and permissions that are always null.
     pub fn as_job(self) -> Envelope<T> {
-        use std::hash::{BuildHasher, RandomState};
-        let request_id = format!("{:016x}", RandomState::new().hash_one(EnvelopeCode::OK));
-        Envelope { request_id: Some(request_id), permission: Some(Value::Null), ..self }
+        Envelope { request_id: Some(crate::ids::request_id()), permission: Some(Value::Null), ..self }
     }
 
     pub fn failed(code: EnvelopeCode, message: impl Into<String>) -> Envelope<T> {
@@ -55,7 +56,7 @@ impl<T> Envelope<T> {
 }
 
 /// Result of one instance.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     pub error_code: i64,
     #[serde(default)]
@@ -83,19 +84,19 @@ impl Row {
 pub type Rows = BTreeMap<String, Row>;
 
 /// Response of operate_proc.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskData {
     pub task_id: String,
 }
 
 /// Response of JOB's calls.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobTaskData {
     pub bk_gse_taskid: String,
 }
 
 /// Response of JOB's get_proc_result.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct JobResult {
     /// 0: some rows are in progress; 1: all rows are final.
@@ -104,7 +105,7 @@ pub struct JobResult {
 }
 
 /// One process in the response of a status query.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StatusRow {
     pub meta: StatusMeta,
@@ -132,7 +133,7 @@ pub struct StatusRow {
     pub bk_agent_id: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StatusMeta {
     pub namespace: String,
@@ -140,7 +141,7 @@ pub struct StatusMeta {
     pub labels: BTreeMap<String, Value>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StatusHost {
     pub ip: String,
@@ -149,13 +150,63 @@ pub struct StatusHost {
     pub bk_supplier_id: Option<u64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StatusData {
     /// Total of all pages; only in paged responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     #[serde(default)]
     pub proc_infos: Vec<StatusRow>,
+}
+
+/// A host in a response: its address or, without a known address, its agent id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct HostAddress {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_cloud_id: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_agent_id: Option<String>,
+}
+
+/// Response of get_process_group_info.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupData {
+    pub process_group_infos: Vec<GroupInfo>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupInfo {
+    pub meta: GroupMeta,
+    pub host: HostAddress,
+    /// As it was set.
+    pub process_group: Value,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupMeta {
+    pub namespace: String,
+}
+
+/// One host in the response of list_agent_state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AgentState {
+    pub bk_agent_id: String,
+    /// 2: running; -1: unknown.
+    pub status_code: i64,
+    pub version: String,
+}
+
+/// One host in the response of get_agent_status.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AgentStatus {
+    #[serde(flatten)]
+    pub host: HostAddress,
+    /// 1: connected; 0: not connected.
+    pub bk_agent_alive: u8,
+    pub version: String,
 }
 
 /// Result of a live status check (operation 2), in a row's content.

@@ -154,8 +154,9 @@ fn may_have_run(status: StatusCode) -> bool {
     !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
 }
 
-/// Maximum resends of a call whose connection closed before the request was sent.
-const MAX_RESENDS: usize = 2;
+/// Maximum resends of a call whose connection closed before the request was sent. On a busy machine several attempts in a
+/// row lose the race against the server's alert, and only an attempt that wins it returns the reason.
+const MAX_RESENDS: usize = 16;
 
 /// Sends a request, and resends it if it was never written: a second attempt often returns the reason of the close.
 async fn send_with_retry(mut request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {

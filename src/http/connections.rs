@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use super::logins::{LoginFailureAction, Logins};
 use super::overload::{LimitedResource, Overload};
 use super::peers::{Entry, PeerKey, Peers, Position, Stage};
+use crate::metrics::MetricsText;
 
 /// Age from which a silent connection may be evicted by its peer's next one. Younger ones are a burst, and stay while
 /// the listener has room.
@@ -119,36 +120,27 @@ impl Connections {
 
     /// Metrics of the listener in the Prometheus text format.
     pub fn metrics_text(&self) -> String {
-        use std::fmt::Write;
         let (known, unknown) = {
             let table = self.table();
             (table.known, table.unknown.len())
         };
-        let mut text = String::new();
-        let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, u64)]| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, value) in samples {
-                let _ = writeln!(text, "{name}{labels} {value}");
-            }
-        };
-        let one = |value: u64| vec![(String::new(), value)];
-        let by_caller = [("known", known), ("unknown", unknown)];
-        let by_caller = by_caller.map(|(caller, many)| (format!("{{caller=\"{caller}\"}}"), many as u64));
-        family(
-            "abide_connections",
-            "gauge",
-            "Open connections by whether their caller is known.",
-            &by_caller,
-        );
+        let mut page = MetricsText::default();
+        let help = "Open connections by whether their caller is known.";
+        page.head("abide_connections", "gauge", help);
+        for (caller, many) in [("known", known), ("unknown", unknown)] {
+            page.line("abide_connections", &[("caller", caller)], many);
+        }
         let evicted = self.evicted.load(Ordering::Relaxed);
         let help = "Unauthenticated connections closed to make room for others.";
-        family("abide_connections_evicted_total", "counter", help, &one(evicted));
-        let refused = self.overload.counts().map(|(word, n)| (format!("{{resource=\"{word}\"}}"), n));
+        page.single("abide_connections_evicted_total", "counter", help, evicted);
         let help = "Connections and requests refused, by the exhausted resource.";
-        family("abide_refused_total", "counter", help, &refused);
+        page.head("abide_refused_total", "counter", help);
+        for (resource, n) in self.overload.counts() {
+            page.line("abide_refused_total", &[("resource", resource)], n);
+        }
         let help = "Requests with wrong credentials.";
-        family("abide_logins_failed_total", "counter", help, &one(self.logins.failures()));
-        text
+        page.single("abide_logins_failed_total", "counter", help, self.logins.failures());
+        page.into_text()
     }
 }
 

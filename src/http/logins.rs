@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::peers::PeerKey;
+use crate::backoff::BackoffPolicy;
 
 /// Failures without a delay: typing errors.
 const FREE_FAILURES: u32 = 3;
 /// Delay of the first failure beyond these; each further failure doubles it.
-const FIRST_DELAY: Duration = Duration::from_millis(100);
-const MAX_DELAY: Duration = Duration::from_secs(2);
+const DELAYS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(2));
 /// Time after which one failure expires.
 const FAILURE_DECAY: Duration = Duration::from_secs(5);
 /// Maximum counted failures: more would take too long to expire.
@@ -154,7 +154,7 @@ fn evict_record(by_peer: &mut HashMap<PeerKey, PeerFailures>, key: PeerKey) {
 fn delay(failures: u32) -> Duration {
     match failures.saturating_sub(FREE_FAILURES) {
         0 => Duration::ZERO,
-        more => FIRST_DELAY.saturating_mul(1 << (more - 1).min(10)).min(MAX_DELAY),
+        more => DELAYS.after(more),
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
     fn the_delay_grows_to_its_bound() {
         let secs: Vec<u128> = (1..12).map(|failures| delay(failures).as_millis()).collect();
         assert_eq!(secs, [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000, 2000]);
-        assert_eq!(delay(u32::MAX), MAX_DELAY);
+        assert_eq!(delay(u32::MAX), DELAYS.max());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! Secret comparison in constant time, and verification of signatures.
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use ring::hmac;
 
 /// Whether two texts are equal. The duration does not reveal where they differ.
@@ -17,7 +19,7 @@ pub fn is_weak(secret: &str) -> bool {
 /// Whether `hex` is the HMAC-SHA256 of the bytes under the secret.
 pub fn verify_hex_signature(secret: &str, bytes: &[u8], hex: &str) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-    from_hex(hex).is_some_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
+    hex::decode(hex).is_ok_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
 }
 
 /// Whether `tag` is the HMAC-SHA256 of the bytes under the key.
@@ -25,33 +27,17 @@ pub fn verify_hmac(key: &[u8], bytes: &[u8], tag: &[u8]) -> bool {
     hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, key), bytes, tag).is_ok()
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if !text.is_ascii() || text.len() % 2 == 1 {
-        return None;
-    }
-    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()).collect()
-}
-
-/// Decodes base64, the encoding of HTTP Basic credentials and Standard Webhooks.
+/// Decodes base64, the encoding of HTTP Basic credentials and Standard Webhooks. Clients differ in alphabet and padding:
+/// both alphabets are accepted, with padding or without.
 pub fn base64(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let (mut bits, mut held) = (0u32, 0u32);
-    for c in text.trim_end_matches('=').bytes() {
-        let value = match c {
-            b'A'..=b'Z' => c - b'A',
-            b'a'..=b'z' => c - b'a' + 26,
-            b'0'..=b'9' => c - b'0' + 52,
-            b'+' | b'-' => 62,
-            b'/' | b'_' => 63,
-            _ => return None,
-        };
-        (bits, held) = (bits << 6 | u32::from(value), held + 6);
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held & 0xff) as u8);
-        }
-    }
-    Some(bytes)
+    const LENIENT: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new()
+            .with_decode_allow_trailing_bits(true)
+            .with_decode_padding_mode(DecodePaddingMode::RequireNone),
+    );
+    let standard = text.trim_end_matches('=').replace('-', "+").replace('_', "/");
+    LENIENT.decode(standard).ok()
 }
 
 #[cfg(test)]
@@ -79,5 +65,9 @@ mod tests {
                 && !constant_time_eq("", "a")
         );
         assert_eq!(base64("YTpi").as_deref(), Some(b"a:b".as_slice()));
+        for text in ["_-8=", "/+8=", "/+8", "_+9"] {
+            assert_eq!(base64(text).as_deref(), Some([255, 239].as_slice()), "{text}");
+        }
+        assert_eq!(base64("a b"), None);
     }
 }

@@ -28,13 +28,19 @@ pub struct Draft {
     pub after: Vec<(u32, String, String)>,
     /// Aliases of processes that start after this one.
     pub before: Vec<(u32, String, String)>,
+    pub spec: DraftSpec,
+    pub log: Log,
+}
+
+/// The spec of an imported process.
+#[derive(Debug, Default)]
+pub struct DraftSpec {
     pub identity: IdentityEntry,
     pub control: ControlEntry,
     pub resource: ResourceEntry,
     pub monitor: MonitorEntry,
     pub env: BTreeMap<String, String>,
     pub cycle_time: Option<i64>,
-    pub log: Log,
 }
 
 /// Destination of the output.
@@ -59,25 +65,23 @@ impl Draft {
             instances: None,
             after: Vec::new(),
             before: Vec::new(),
-            identity: IdentityEntry::default(),
-            control: ControlEntry::default(),
-            resource: ResourceEntry::default(),
-            monitor: MonitorEntry { auto_type: Some(1), ..MonitorEntry::default() },
-            env: BTreeMap::new(),
-            cycle_time: None,
+            spec: DraftSpec {
+                monitor: MonitorEntry { auto_type: Some(1), ..MonitorEntry::default() },
+                ..DraftSpec::default()
+            },
             log: Log::Unspecified,
         }
     }
 
     /// Sets foreground mode: `start_cmd` is the process.
     pub fn foreground(&mut self, command: String) {
-        self.control.start_mode = Some("foreground".into());
-        self.control.start_cmd = Some(Text(command));
+        self.spec.control.start_mode = Some("foreground".into());
+        self.spec.control.start_cmd = Some(Text(command));
     }
 
     /// Sets a stop_cmd for a signal other than TERM, the agent's default.
     pub fn stop_by(&mut self, signal: &str) {
-        self.control.stop_cmd = Some(Text(format!("kill -{signal} $ABIDE_PID")));
+        self.spec.control.stop_cmd = Some(Text(format!("kill -{signal} $ABIDE_PID")));
     }
 }
 
@@ -120,7 +124,8 @@ pub fn documents(drafts: Vec<Draft>, reader: &mut ImportContext<'_>) -> Vec<Docu
 }
 
 fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut ImportContext<'_>) -> Document {
-    let Draft { labels, state, instances, mut identity, control, resource, monitor, env, .. } = draft;
+    let Draft { labels, state, instances, spec, .. } = draft;
+    let DraftSpec { mut identity, control, resource, monitor, env, cycle_time } = spec;
     let terms = reader.terms;
     let own = if instances.is_some() { "${name}" } else { name.as_str() };
     let under = |folder: &str, end: &str| {
@@ -165,7 +170,7 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
             resource: (resource != ResourceEntry::default()).then_some(resource),
             monitor_policy: Some(monitor),
             env: (!env.is_empty()).then_some(Map(env)),
-            job: draft.cycle_time.map(|secs| JobEntry { cycle_time: Some(secs), ..JobEntry::default() }),
+            job: cycle_time.map(|secs| JobEntry { cycle_time: Some(secs), ..JobEntry::default() }),
             ..SpecEntry::default()
         }),
         ..Document::default()

@@ -155,7 +155,7 @@ impl<'a> App<'a> {
                 "relative to the directory where pm2 was started, which is unknown: setup_path is /",
             );
         }
-        draft.identity.setup_path = path.map(Text);
+        draft.spec.identity.setup_path = path.map(Text);
     }
 
     fn command(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) -> Option<()> {
@@ -182,14 +182,14 @@ impl<'a> App<'a> {
                 command = format!("{command} {}", words::command(&args));
             }
             let first = script.split_whitespace().next().unwrap_or_default().to_owned();
-            draft.identity.proc_name = Some(Text(words::program(&[first])));
+            draft.spec.identity.proc_name = Some(Text(words::program(&[first])));
             draft.foreground(command);
             file.note(line, "script", "a command line; passed to the shell unchanged");
             return Some(());
         }
         words.push(script);
         words.extend(args);
-        draft.identity.proc_name = Some(Text(words::program(&words)));
+        draft.spec.identity.proc_name = Some(Text(words::program(&words)));
         draft.foreground(format!("exec {}", words::command(&words)));
         Some(())
     }
@@ -235,17 +235,17 @@ impl<'a> App<'a> {
                 let message = "imported as not supervised (state: unhosted); if it exits, the next apply starts it again";
                 file.note(line, key, message);
             }
-            "max_restarts" => draft.monitor.start_retries = number(key, value, line, retries, file),
-            "restart_delay" => draft.monitor.start_interval = milliseconds(key, value, line, file),
-            "min_uptime" => draft.monitor.start_check_secs = milliseconds(key, value, line, file),
-            "kill_timeout" => draft.monitor.stop_check_secs = milliseconds(key, value, line, file),
+            "max_restarts" => draft.spec.monitor.start_retries = number(key, value, line, retries, file),
+            "restart_delay" => draft.spec.monitor.start_interval = milliseconds(key, value, line, file),
+            "min_uptime" => draft.spec.monitor.start_check_secs = milliseconds(key, value, line, file),
+            "kill_timeout" => draft.spec.monitor.stop_check_secs = milliseconds(key, value, line, file),
             "user" | "uid" | "username" if !self.shown || key == "user" || key == "uid" => {
                 match scalar(value) {
                     Some(user) if user.parse::<u32>().is_ok() => {
                         file.note(line, key, "manifests have user names, not user ids");
                     }
                     Some(user) if !user.is_empty() && !user.contains("${") => {
-                        draft.identity.user = Some(Text(user))
+                        draft.spec.identity.user = Some(Text(user))
                     }
                     Some(_) | None => {}
                 }
@@ -253,8 +253,8 @@ impl<'a> App<'a> {
             "pid_file" | "pid" | "pm_pid_path" => {
                 // jlist prints pm2's generated path.
                 if let (Some(path), false) = (scalar(value), self.shown) {
-                    let folder = draft.identity.setup_path.as_deref().unwrap_or("/").to_owned();
-                    draft.identity.pid_path =
+                    let folder = draft.spec.identity.setup_path.as_deref().unwrap_or("/").to_owned();
+                    draft.spec.identity.pid_path =
                         Some(Text(words::absolute_path(&words::escaped(&path), &folder)));
                 }
             }
@@ -303,7 +303,7 @@ impl<'a> App<'a> {
             let odd = name.is_empty() || name.contains(['=', '\0']);
             match scalar(value).filter(|_| !odd) {
                 Some(text) => {
-                    draft.env.insert(name.to_owned(), words::escaped(&text));
+                    draft.spec.env.insert(name.to_owned(), words::escaped(&text));
                 }
                 None if matches!(value.kind, Kind::Null) => {}
                 // jlist repeats the app's own settings in env.

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::expand::Context;
 use super::expand::Purpose;
@@ -206,6 +205,6 @@ enum PathKind {
 }
 
 fn is_past_racy_window() -> impl Fn(&FileStamp) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+    let now = crate::clock::now().0 / 1000;
     move |stamp| stamp.changed_secs() + RACY_SECS < now
 }

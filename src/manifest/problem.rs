@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
-
+use crate::contract::ManifestProblem;
+pub use crate::contract::Severity;
 use crate::escape::is_hidden;
 
 macro_rules! codes {
@@ -88,13 +88,6 @@ codes! {
     DependsOnDown = "W0504" Warning "a dependency on a process that is not declared running",
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    Error,
-    Warning,
-}
-
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -119,14 +112,8 @@ impl Code {
     }
 }
 
-impl Serialize for Code {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.text())
-    }
-}
-
 /// A problem as reported to users and scripts. Sorted by file, location, then code.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     pub file: Arc<str>,
     pub line: u32,
@@ -136,8 +123,22 @@ pub struct Problem {
     pub message: String,
     pub hint: Option<String>,
     /// Source line for text output.
-    #[serde(skip)]
     pub excerpt: Excerpt,
+}
+
+impl From<&Problem> for ManifestProblem {
+    fn from(problem: &Problem) -> ManifestProblem {
+        let Problem { file, line, column, severity, code, message, hint, excerpt: _ } = problem;
+        ManifestProblem {
+            file: file.to_string(),
+            line: *line,
+            column: *column,
+            severity: *severity,
+            code: code.text().to_owned(),
+            message: message.clone(),
+            hint: hint.clone(),
+        }
+    }
 }
 
 /// A source line, cut to screen width, and the range to underline.

@@ -16,80 +16,18 @@ use super::problem::{FieldPath, did_you_mean};
 use super::variables::escape_spec;
 use super::{parallel, variables};
 use crate::clock;
+pub use crate::contract::ROW_FIELDS;
+use crate::contract::{ObservedRow, row_fields};
 use crate::model::{
     HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, Spec,
     SpecRevision, Time,
 };
-
-/// A row as written. A missing flag is false; a `null` flag is unknown.
-#[derive(Deserialize)]
-struct Row<'a> {
-    instance: Option<InstanceKey>,
-    namespace: Option<String>,
-    name: Option<String>,
-    host: Option<HostKey>,
-    #[serde(default)]
-    unknown: bool,
-    #[serde(borrow)]
-    labels: Option<&'a RawValue>,
-    #[serde(default = "default_false")]
-    registered: Option<bool>,
-    #[serde(default = "default_false")]
-    hosted: Option<bool>,
-    #[serde(default = "default_false")]
-    running: Option<bool>,
-    pid: Option<u32>,
-    owner: Option<String>,
-    revision: Option<SpecRevision>,
-    live_revision: Option<SpecRevision>,
-    health: Option<String>,
-    since: Option<String>,
-    report_time: Option<String>,
-    #[serde(borrow)]
-    spec: Option<&'a RawValue>,
-    #[serde(borrow)]
-    live_spec: Option<&'a RawValue>,
-    #[serde(borrow)]
-    ran: Option<&'a RawValue>,
-}
-
-fn default_false() -> Option<bool> {
-    Some(false)
-}
 
 /// Errors of a rows file, one sentence each.
 pub type RowErrors = Vec<String>;
 
 /// Maximum number of lists and maps that start on one line of YAML.
 const MAX_NESTING: usize = 200;
-
-/// Fields of a row of `get processes`.
-pub const ROW_FIELDS: [&str; 17] = [
-    "instance",
-    "namespace",
-    "name",
-    "host",
-    "labels",
-    "registered",
-    "hosted",
-    "running",
-    "pid",
-    "owner",
-    "revision",
-    "live_revision",
-    "sync",
-    "health",
-    "hosting",
-    "since",
-    "report_time",
-];
-
-/// Additional fields that a row may have.
-const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
-
-fn fields() -> impl Iterator<Item = &'static str> {
-    ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
-}
 
 /// Names of the unknown fields of a row.
 struct UnknownFields(Vec<String>);
@@ -108,7 +46,7 @@ impl<'de> Deserialize<'de> for UnknownFields {
                 let mut unknown = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     map.next_value::<serde::de::IgnoredAny>()?;
-                    if !fields().any(|known| known == name) {
+                    if !row_fields().any(|known| known == name) {
                         unknown.push(name);
                     }
                 }
@@ -128,7 +66,7 @@ fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
     names
         .iter()
         .take(MAX_REPORTED)
-        .map(|name| match did_you_mean(name, fields()) {
+        .map(|name| match did_you_mean(name, row_fields()) {
             Some(meant) => format!("unknown field {name:?} is ignored. Did you mean {meant:?}?"),
             None => format!("unknown field {name:?} is ignored"),
         })
@@ -169,7 +107,7 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), R
     };
     let raw: Vec<&RawValue> = serde_json::from_str(text)
         .map_err(|error| vec![format!("the file is not a list of rows: {error}")])?;
-    let rows = parallel::map(&raw, |raw| serde_json::from_str::<Row<'_>>(raw.get()));
+    let rows = parallel::map(&raw, |raw| serde_json::from_str::<ObservedRow<'_>>(raw.get()));
     let mut faults = RowErrors::new();
     let mut good = Vec::with_capacity(rows.len());
     for (nth, row) in rows.into_iter().enumerate() {
@@ -237,7 +175,10 @@ fn plain(error: &serde_json::Error) -> String {
 /// Parses each distinct pair of spec and labels once: thousands of rows may share them.
 type SpecText<'a> = (&'a str, Option<&'a str>);
 
-fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut RowErrors) -> HashMap<SpecText<'a>, Arc<HashedSpec>> {
+fn specs<'a>(
+    rows: &[(usize, ObservedRow<'a>)],
+    faults: &mut RowErrors,
+) -> HashMap<SpecText<'a>, Arc<HashedSpec>> {
     let mut all: BTreeMap<SpecText<'a>, usize> = BTreeMap::new();
     for (nth, row) in rows {
         for spec in [row.spec, row.live_spec].into_iter().flatten() {
@@ -314,7 +255,7 @@ type FaultyRow = (Option<InstanceKey>, RowError);
 
 /// The observed instance of a row. `None` for a host that could not be observed, which is added to the gaps.
 fn parse_row(
-    row: Row<'_>,
+    row: ObservedRow<'_>,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
     gaps: &mut BTreeMap<HostKey, String>,
 ) -> Result<Option<(InstanceKey, ObservedInstance)>, FaultyRow> {
@@ -334,7 +275,7 @@ fn parse_row(
 }
 
 fn observed_instance(
-    row: Row<'_>,
+    row: ObservedRow<'_>,
     key: &InstanceKey,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
 ) -> Result<ObservedInstance, RowError> {

@@ -23,10 +23,3 @@ pub struct Pause {
     pub reason: Option<String>,
     pub until: Option<Time>,
 }
-
-impl Pause {
-    /// The store key of a pause. `*` is not a valid namespace, so the global pause has a key of its own.
-    pub fn store_key(namespace: Option<&Name>) -> String {
-        namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
-    }
-}

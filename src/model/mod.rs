@@ -11,13 +11,16 @@ mod hashed_spec;
 mod hold;
 mod key;
 mod live_spec;
+mod manifest_revision;
 mod observed;
+mod outcome;
 mod plan;
 mod revision;
 mod selection;
 mod selector;
 mod spec;
 mod supervision;
+mod text_digest;
 mod time;
 mod value;
 
@@ -33,7 +36,9 @@ pub use hashed_spec::HashedSpec;
 pub use hold::{Hold, Pause};
 pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
 pub use live_spec::{Revised, difference, live_after_registration};
+pub use manifest_revision::ManifestRevision;
 pub use observed::{Health, KnownSpec, LastRun, Observed, ObservedInstance, Presence, Present};
+pub use outcome::{StepOutcome, SyncStatus};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use revision::{ParseSpecRevisionError, SpecRevision};
 pub use selection::{Selection, glob};
@@ -46,5 +51,6 @@ pub use supervision::{
     AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
     SIGNALS, Sandbox, SectionParts, SpecSection, Ulimit, bytes, signal_number,
 };
+pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};
 pub use value::{Env, Value};

@@ -138,6 +138,8 @@ pub enum SpecSide {
 }
 
 impl SpecSide {
+    pub const ALL: [SpecSide; 2] = [SpecSide::New, SpecSide::Old];
+
     pub fn word(self) -> &'static str {
         match self {
             SpecSide::New => "new",
@@ -190,6 +192,22 @@ pub enum Rule {
 }
 
 impl Rule {
+    pub const ALL: [Rule; 13] = [
+        Rule::NotRegistered,
+        Rule::NotRunning,
+        Rule::NotHosted,
+        Rule::Hosted,
+        Rule::GivenDiffers,
+        Rule::LiveDiffers,
+        Rule::SpecUnknown,
+        Rule::NotRun,
+        Rule::StateStopped,
+        Rule::StateAbsent,
+        Rule::Orphan,
+        Rule::Adopted,
+        Rule::Moved,
+    ];
+
     pub fn word(self) -> &'static str {
         match self {
             Rule::NotRegistered => "NotRegistered",
@@ -256,6 +274,34 @@ pub enum HoldReason {
 }
 
 impl HoldReason {
+    pub const ALL: [HoldReason; 25] = [
+        HoldReason::HostUnknown,
+        HoldReason::Stale,
+        HoldReason::Hold,
+        HoldReason::Paused,
+        HoldReason::Protected,
+        HoldReason::NotOwned,
+        HoldReason::OutsideWindow,
+        HoldReason::DeleteBudget,
+        HoldReason::RestartBudget,
+        HoldReason::WaitingForDependency,
+        HoldReason::IdentityMix,
+        HoldReason::Unsupported,
+        HoldReason::NoStopCommand,
+        HoldReason::RunInProgress,
+        HoldReason::RunUnknown,
+        HoldReason::AgentRelaunching,
+        HoldReason::OldSpecUnknown,
+        HoldReason::MoveUnsupported,
+        HoldReason::BackingOff,
+        HoldReason::NotConverging,
+        HoldReason::RolledBack,
+        HoldReason::UnderWay,
+        HoldReason::HealOff,
+        HoldReason::FollowOff,
+        HoldReason::SourceUnreadable,
+    ];
+
     /// Whether the reason can end without a decision of a person.
     pub fn is_transient(self) -> bool {
         match self {

@@ -43,7 +43,7 @@ pub use constraints::{DisruptionSet, active_hold, paused};
 pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
-pub use fingerprint::{fingerprint, of_desired};
+pub use fingerprint::fingerprint;
 pub use rules::Rules;
 pub use sync_status::{SyncStatus, sync_statuses};
 

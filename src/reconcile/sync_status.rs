@@ -3,45 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::rules::Rules;
+pub use crate::model::SyncStatus;
 use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan, Presence, State};
-
-/// The words are stable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SyncStatus {
-    InSync,
-    /// A plan has steps for it.
-    OutOfSync,
-    /// It could not be observed, or is outside the selection.
-    Unknown,
-    /// It differs, and the plan holds it.
-    Held,
-    /// It differs, and its namespace or everything is paused.
-    Paused,
-    /// Owned, and no longer in any manifest.
-    Orphan,
-}
-
-impl SyncStatus {
-    pub const ALL: [SyncStatus; 6] = [
-        SyncStatus::InSync,
-        SyncStatus::OutOfSync,
-        SyncStatus::Unknown,
-        SyncStatus::Held,
-        SyncStatus::Paused,
-        SyncStatus::Orphan,
-    ];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            SyncStatus::InSync => "InSync",
-            SyncStatus::OutOfSync => "OutOfSync",
-            SyncStatus::Unknown => "Unknown",
-            SyncStatus::Held => "Held",
-            SyncStatus::Paused => "Paused",
-            SyncStatus::Orphan => "Orphan",
-        }
-    }
-}
 
 /// The status of every desired or observed instance, except those that are absent as wanted.
 pub fn sync_statuses<'a>(

@@ -89,17 +89,22 @@ fn step(
 /// Maximum rounds: more than the length of any realistic chain of identity hand-overs.
 const ROUNDS: usize = 16;
 
-/// The waves of all chains while they are assigned.
-struct WaveBuilder<'a> {
+/// What the waves depend on: unchanged while they are assigned.
+struct WaveInputs<'a> {
     desired: &'a Desired,
     observed: &'a Observed,
     rules: &'a Rules,
-    chain_of: HashMap<&'a InstanceKey, usize>,
-    held: BTreeSet<InstanceKey>,
-    seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
     names: DependencyIndex<'a>,
     /// Dependency depth of each declared name.
     ranks: HashMap<&'a ProcessKey, usize>,
+}
+
+/// The waves of all chains while they are assigned.
+struct WaveBuilder<'a> {
+    inputs: WaveInputs<'a>,
+    chain_of: HashMap<&'a InstanceKey, usize>,
+    held: BTreeSet<InstanceKey>,
+    seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
     levels: Vec<usize>,
     /// The wave of a chain's start where it waits for an identity to become free; 0: with the other steps.
     starts: Vec<usize>,
@@ -129,14 +134,10 @@ impl<'a> WaveBuilder<'a> {
         let names = DependencyIndex::new(desired, &names);
         let ranks = names.ranks(desired);
         WaveBuilder {
-            desired,
-            observed,
-            rules,
+            inputs: WaveInputs { desired, observed, rules, names, ranks },
             chain_of: chains.iter().enumerate().map(|(at, chain)| (chain.key, at)).collect(),
             held: found.held.iter().map(|held| held.instance.clone()).collect(),
             seen_as: found.seen_as.clone(),
-            names,
-            ranks,
             levels: vec![0; chains.len()],
             starts: vec![0; chains.len()],
             in_the_way: BTreeSet::new(),
@@ -148,15 +149,15 @@ impl<'a> WaveBuilder<'a> {
     }
 
     fn rank(&self, chain: &Chain<'_>) -> usize {
-        chain.want.and_then(|want| self.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
+        chain.want.and_then(|want| self.inputs.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
     }
 
     /// A held dependent that may still run prevents its dependencies from stopping.
     fn keep_needed(&mut self) {
         let held: Vec<InstanceKey> = self.held.iter().cloned().collect();
         for key in held {
-            let Some(want) = self.desired.instances.get(&key) else { continue };
-            let runs = match self.observed.get(&key) {
+            let Some(want) = self.inputs.desired.instances.get(&key) else { continue };
+            let runs = match self.inputs.observed.get(&key) {
                 Presence::Present(present) => present.running,
                 Presence::Absent => false,
                 Presence::Unknown(_) => true,
@@ -165,8 +166,8 @@ impl<'a> WaveBuilder<'a> {
                 continue;
             }
             for name in &want.origin.depends_on {
-                let here = self.names.here(name, &key.host);
-                let found = if here.is_empty() { self.names.all(name) } else { here };
+                let here = self.inputs.names.here(name, &key.host);
+                let found = if here.is_empty() { self.inputs.names.all(name) } else { here };
                 let found: Vec<&'a InstanceKey> = found.iter().map(|(found, _)| *found).collect();
                 for dependency in found {
                     self.needed.insert(dependency, key.clone());
@@ -186,7 +187,7 @@ impl<'a> WaveBuilder<'a> {
         let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
         // Per name: for dependents on hosts without an instance of that name.
         let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
-        for batch in batches(self.desired, chains, &down) {
+        for batch in batches(self.inputs.desired, chains, &down) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {
@@ -215,7 +216,7 @@ impl<'a> WaveBuilder<'a> {
                 }
                 let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                 for name in depends_on {
-                    let here = self.names.here(name, &chain.key.host);
+                    let here = self.inputs.names.here(name, &chain.key.host);
                     for (key, _) in here {
                         let wave = after.entry(key).or_default();
                         *wave = (*wave).max(level + 1);
@@ -234,8 +235,8 @@ impl<'a> WaveBuilder<'a> {
     /// A chain that cannot stop keeps its dependencies running, too.
     fn need_for(&mut self, chain: &Chain<'a>) {
         for name in chain.want.iter().flat_map(|want| &want.origin.depends_on) {
-            let here = self.names.here(name, &chain.key.host);
-            let found = if here.is_empty() { self.names.all(name) } else { here };
+            let here = self.inputs.names.here(name, &chain.key.host);
+            let found = if here.is_empty() { self.inputs.names.all(name) } else { here };
             let found: Vec<&'a InstanceKey> = found.iter().map(|(found, _)| *found).collect();
             for dependency in found {
                 self.needed.insert(dependency, chain.key.clone());
@@ -245,7 +246,7 @@ impl<'a> WaveBuilder<'a> {
 
     /// Schedules starts: dependencies before dependents. Adds the chains whose dependencies will not become ready.
     fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
-        let identities = IdentityIndex::new(self.observed, self.rules.stale_after_secs, chains);
+        let identities = IdentityIndex::new(self.inputs.observed, self.inputs.rules.stale_after_secs, chains);
         self.in_the_way = chains
             .iter()
             .flat_map(|chain| identities.in_the_way(chain))
@@ -272,7 +273,7 @@ impl<'a> WaveBuilder<'a> {
     /// The chain that frees the identity of an instance, under its name or the name that it moves to.
     fn leaver(&self, key: &InstanceKey, chains: &[Chain<'_>]) -> Option<usize> {
         let at = self.chain_of.get(key).or_else(|| self.moved_to.get(key)).copied()?;
-        let runs = match self.observed.get(key) {
+        let runs = match self.inputs.observed.get(key) {
             Presence::Present(present) => present.running,
             Presence::Absent => false,
             Presence::Unknown(_) => true,
@@ -287,7 +288,7 @@ impl<'a> WaveBuilder<'a> {
         let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
         up.sort_by_key(|at| self.rank(&chains[*at]));
         let mut everywhere: HashMap<&ProcessKey, Result<usize, NotReady>> = HashMap::new();
-        for batch in batches(self.desired, chains, &up) {
+        for batch in batches(self.inputs.desired, chains, &up) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {
@@ -296,10 +297,10 @@ impl<'a> WaveBuilder<'a> {
                 if has(chain, &[Op::Start, Op::Restart]) {
                     let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                     for name in depends_on {
-                        let here = self.names.here(name, &chain.key.host);
+                        let here = self.inputs.names.here(name, &chain.key.host);
                         let ready = if here.is_empty() {
                             // All instances of the name are scheduled already: computed once.
-                            let all = || self.wait_for_each(self.names.all(name), chains, waiting);
+                            let all = || self.wait_for_each(self.inputs.names.all(name), chains, waiting);
                             everywhere.entry(name).or_insert_with(all).clone()
                         } else {
                             self.wait_for_each(here, chains, waiting)
@@ -335,7 +336,7 @@ impl<'a> WaveBuilder<'a> {
                 match self.leaver(other, chains).filter(|at| !waiting.contains_key(at)) {
                     Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
                     None => {
-                        let why = match self.observed.get(other) {
+                        let why = match self.inputs.observed.get(other) {
                             Presence::Unknown(_) => {
                                 format!("{other} has the same identity and may still run")
                             }
@@ -387,7 +388,7 @@ impl<'a> WaveBuilder<'a> {
 
     /// Whether a dependency is ready without any step.
     fn is_ready(&self, key: &InstanceKey, want: &DesiredInstance) -> Result<(), &'static str> {
-        let present = match self.observed.get(self.seen_as.get(key).copied().unwrap_or(key)) {
+        let present = match self.inputs.observed.get(self.seen_as.get(key).copied().unwrap_or(key)) {
             Presence::Present(present) => present,
             Presence::Absent
                 if want.spec.monitor.auto_type == AutoType::Periodic
@@ -399,7 +400,7 @@ impl<'a> WaveBuilder<'a> {
             Presence::Unknown(_) => return Err("whose state is unknown"),
         };
         let seen = present.seen();
-        if self.rules.stale_after_secs.is_some_and(|limit| self.observed.age(seen) > limit) {
+        if self.inputs.rules.stale_after_secs.is_some_and(|limit| self.inputs.observed.age(seen) > limit) {
             return Err("whose state is unknown: its host has not reported recently");
         }
         let ready = match want.spec.monitor.auto_type {
@@ -420,7 +421,8 @@ impl<'a> WaveBuilder<'a> {
     }
 
     fn has_run(&self, ran: LastRun, given: &crate::model::KnownSpec, want: &DesiredInstance) -> bool {
-        let target = TargetSpec::new(&want.spec, want.origin.state, &want.origin.on_change, &self.rules.caps);
+        let target =
+            TargetSpec::new(&want.spec, want.origin.state, &want.origin.on_change, &self.inputs.rules.caps);
         match ran {
             LastRun::Unknown | LastRun::Never => false,
             LastRun::Digest(run) => run == target.revision().run,

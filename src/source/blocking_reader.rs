@@ -204,6 +204,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+    use crate::model::ManifestRevision;
 
     /// Files that are available when the test says so.
     struct Stuck {
@@ -213,7 +214,8 @@ mod tests {
 
     impl BlockingSource for Stuck {
         fn read(&mut self) {
-            let revision = self.go.recv().expect("the test sends a revision").to_owned();
+            let revision = self.go.recv().expect("the test sends a revision");
+            let revision = ManifestRevision::from_text(revision);
             self.last = SourceState { revision, may_prune: true, ..SourceState::default() };
         }
 
@@ -246,7 +248,7 @@ mod tests {
     async fn what_does_not_come_is_not_waited_for_and_is_read_again_when_it_is_back() {
         let (mut aside, let_go) = stuck();
         let_go.send("1").expect("it is there");
-        assert_eq!(aside.read().await.revision, "1");
+        assert_eq!(aside.read().await.revision.as_str(), "1");
         // The next read hangs.
         let reading = aside.read_within(Duration::from_millis(10)).await;
         assert_eq!((reading.revision.as_str(), reading.is_incomplete, reading.may_prune), ("1", true, false));

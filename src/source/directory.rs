@@ -27,6 +27,7 @@ use super::last_good::{ExpectedRoots, LastGood};
 use super::{ChangeSignal, PostProcess, SourceState};
 use crate::malloc;
 use crate::manifest::{ChangedFile, FileContent, IncrementalLoader, Limits, display_path};
+use crate::model::ManifestRevision;
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -39,12 +40,19 @@ pub struct Directory {
     last: SourceState,
     seen: Arc<ChangeSignal>,
     watching: FileWatch,
-    walked: Option<Instant>,
+    progress: ReadProgress,
+    sure: StableRevision,
+}
+
+/// What was read so far.
+#[derive(Default)]
+struct ReadProgress {
+    /// The last scan of the whole tree.
+    scanned: Option<Instant>,
     /// At least one read succeeded.
     is_read: bool,
-    sure: StableRevision,
     /// New last good versions became available.
-    is_told_more: bool,
+    has_new_stand_ins: bool,
 }
 
 /// Interval between rescans with complete notifications; longer during changes, so that a saved file does not wait
@@ -93,10 +101,8 @@ impl Directory {
             last,
             seen,
             watching,
-            walked: None,
-            is_read: false,
+            progress: ReadProgress::default(),
             sure: StableRevision::default(),
-            is_told_more: false,
         };
         BlockingReader::new(directory, told, debounce)
     }
@@ -106,13 +112,13 @@ impl Directory {
         if missed || self.watching.roots != roots(&self.paths) {
             // The watch comes before the read: no change is lost in between.
             self.watching = FileWatch::start(&self.paths, self.only_poll, &self.seen);
-            self.walked = None;
+            self.progress.scanned = None;
         }
         let changed = self.changed_files();
         let (again, limits) = (&mut self.again, &self.limits);
-        let is_told_more = std::mem::take(&mut self.is_told_more);
-        if std::mem::replace(&mut self.is_read, true)
-            && !is_told_more
+        let has_new_stand_ins = std::mem::take(&mut self.progress.has_new_stand_ins);
+        if std::mem::replace(&mut self.progress.is_read, true)
+            && !has_new_stand_ins
             && changed.as_ref().is_some_and(Vec::is_empty)
         {
             self.last.changed_since_last = false;
@@ -152,7 +158,7 @@ impl Directory {
         let believed = if touched.is_empty() { WATCH_TRUST_PERIOD } else { WATCH_TRUST_PERIOD_ACTIVE };
         let is_believed = self.watching.polled.is_none()
             && touched.len() < MAX_TOUCHED_PATHS
-            && self.walked.is_some_and(|walked| walked.elapsed() < believed);
+            && self.progress.scanned.is_some_and(|scanned| scanned.elapsed() < believed);
         // A path that may be missing is checked, whatever the event says.
         if is_believed
             && self.last.may_prune
@@ -160,7 +166,7 @@ impl Directory {
         {
             return Some(changed);
         }
-        self.walked = Some(Instant::now());
+        self.progress.scanned = Some(Instant::now());
         self.again.rescan(&self.paths, &self.limits)
     }
 }
@@ -176,7 +182,7 @@ impl BlockingSource for Directory {
 
     fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
         let is_new = self.kept.restore_last_good(texts);
-        self.is_told_more |= is_new;
+        self.progress.has_new_stand_ins |= is_new;
         is_new
     }
 
@@ -197,23 +203,29 @@ impl BlockingSource for Directory {
 
 /// Revision of consecutive complete reads, and since when.
 #[derive(Default)]
-struct StableRevision(Option<(String, Instant)>);
+struct StableRevision(Option<(ManifestRevision, Instant)>);
 
 impl StableRevision {
     /// Whether this read is stable: two equal reads, this far apart, with nothing else in between.
-    fn is_stable(&mut self, revision: &str, is_incomplete: bool, now: Instant, apart: Duration) -> bool {
+    fn is_stable(
+        &mut self,
+        revision: &ManifestRevision,
+        is_incomplete: bool,
+        now: Instant,
+        apart: Duration,
+    ) -> bool {
         match &self.0 {
             _ if is_incomplete => self.0 = None,
             Some((said, since)) if said == revision => return now.saturating_duration_since(*since) >= apart,
-            Some(_) | None => self.0 = Some((revision.to_owned(), now)),
+            Some(_) | None => self.0 = Some((revision.clone(), now)),
         }
         false
     }
 
     /// Records a new revision that is as stable as the last one.
-    fn carry_over(&mut self, revision: &str) {
+    fn carry_over(&mut self, revision: &ManifestRevision) {
         if let Some((said, _)) = &mut self.0 {
-            revision.clone_into(said);
+            said.clone_from(revision);
         }
     }
 }
@@ -384,19 +396,26 @@ mod tests {
     fn it_takes_two_whole_readings_a_debounce_apart_to_be_sure() {
         let (now, apart) = (Instant::now(), Duration::from_millis(200));
         let mut sure = StableRevision::default();
-        assert!(!sure.is_stable("1", false, now, apart) && !sure.is_stable("1", false, now, apart));
-        assert!(sure.is_stable("1", false, now + apart, apart));
-        assert!(!sure.is_stable("2", false, now + apart, apart), "it says something else");
-        assert!(!sure.is_stable("2", true, now + 3 * apart, apart), "something was missing in between");
+        let revision = |text: &str| ManifestRevision::from_text(text);
         assert!(
-            !sure.is_stable("2", false, now + 3 * apart, apart)
-                && sure.is_stable("2", false, now + 4 * apart, apart)
+            !sure.is_stable(&revision("1"), false, now, apart)
+                && !sure.is_stable(&revision("1"), false, now, apart)
         );
-        sure.carry_over("3");
-        assert!(sure.is_stable("3", false, now + 4 * apart, apart));
+        assert!(sure.is_stable(&revision("1"), false, now + apart, apart));
+        assert!(!sure.is_stable(&revision("2"), false, now + apart, apart), "it says something else");
+        assert!(
+            !sure.is_stable(&revision("2"), true, now + 3 * apart, apart),
+            "something was missing in between"
+        );
+        assert!(
+            !sure.is_stable(&revision("2"), false, now + 3 * apart, apart)
+                && sure.is_stable(&revision("2"), false, now + 4 * apart, apart)
+        );
+        sure.carry_over(&revision("3"));
+        assert!(sure.is_stable(&revision("3"), false, now + 4 * apart, apart));
         let mut hasty = StableRevision::default();
-        assert!(!hasty.is_stable("1", false, now, Duration::ZERO), "one reading is not enough");
-        assert!(hasty.is_stable("1", false, now, Duration::ZERO));
+        assert!(!hasty.is_stable(&revision("1"), false, now, Duration::ZERO), "one reading is not enough");
+        assert!(hasty.is_stable(&revision("1"), false, now, Duration::ZERO));
     }
 
     #[test]

@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{ChangeSignal, SourceState};
-use crate::model::Desired;
-use crate::reconcile::of_desired;
+use crate::model::{Desired, ManifestRevision};
 
 pub struct InMemory {
     wanted: watch::Receiver<Desired>,
@@ -41,7 +40,7 @@ impl InMemory {
     pub fn read(&mut self) -> Option<&SourceState> {
         if self.reading.is_none() || self.wanted.has_changed().unwrap_or(false) {
             let desired = Arc::new(self.wanted.borrow_and_update().clone());
-            let revision = of_desired(&desired);
+            let revision = ManifestRevision::of(&desired);
             self.reading = Some(SourceState { desired, revision, may_prune: true, ..SourceState::default() });
         }
         self.reading.as_ref()

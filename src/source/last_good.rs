@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use super::{PostProcess, SourceState};
 use crate::manifest::{Code, FileContent, Loaded, Problem, Severity, SpliceResult, StandIn};
-use crate::model::Desired;
-use crate::reconcile::of_desired;
+use crate::model::{Desired, ManifestRevision};
 
 pub struct LastGood {
     finish: PostProcess,
@@ -106,7 +105,7 @@ impl LastGood {
         self.reported = reported;
         let texts = Arc::new(loaded.file_contents());
         let (files, desired) = (loaded.files, loaded.desired);
-        let revision = of_desired(&desired);
+        let revision = ManifestRevision::of(&desired);
         SourceState {
             desired: Arc::new(desired),
             revision,
@@ -188,7 +187,7 @@ impl LastGood {
                 Arc::make_mut(&mut last.texts)[at] = given;
             }
         }
-        last.revision = of_desired(&last.desired);
+        last.revision = ManifestRevision::of(&last.desired);
         last.changed_since_last = false;
     }
 

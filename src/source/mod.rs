@@ -11,7 +11,6 @@ pub mod in_memory;
 mod last_good;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,9 +21,10 @@ use tokio::sync::Notify;
 use self::blocking_reader::BlockingReader;
 use self::directory::Directory;
 use self::git::Git;
+use self::git::error::{EmptyCommit, RepositoryError, SignatureRefusal};
 use self::in_memory::InMemory;
 use crate::manifest::{FileContent, Limits, Problem};
-use crate::model::{Desired, HashedSpec, InstanceKey};
+use crate::model::{Desired, HashedSpec, InstanceKey, ManifestRevision};
 use crate::store::{Error, Store};
 
 /// State of a source after a read.
@@ -32,7 +32,7 @@ use crate::store::{Error, Store};
 pub struct SourceState {
     pub desired: Arc<Desired>,
     /// Digest: two states with the same one declare the same.
-    pub revision: String,
+    pub revision: ManifestRevision,
     pub problems: Vec<Problem>,
     /// Something is unreadable: a missing declaration may only be unread.
     pub is_incomplete: bool,
@@ -53,38 +53,49 @@ pub struct SourceState {
 pub type PostProcess = Box<dyn FnMut(&mut Desired) + Send>;
 
 /// Why a source is not followed. The active revision stays.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum SourceError {
     /// The repository could not be fetched or read.
-    Unreachable { why: String },
+    #[error(transparent)]
+    Unreachable(Arc<RepositoryError>),
     /// The branch no longer contains the last accepted commit.
+    #[error("{what} was rewound: its tip {tip} does not follow from {taken}, the commit last taken")]
     Rewound { taken: String, tip: String, what: String },
     /// The tip has no valid signature of a trusted key.
-    NotSigned { tip: String, why: String },
+    #[error("commit {tip} is refused: {source}")]
+    NotSigned { tip: String, source: Arc<SignatureRefusal> },
     /// The tip declares nothing.
-    Empty { tip: String, why: String },
+    #[error("commit {tip} is not followed: {source}")]
+    Empty { tip: String, source: EmptyCommit },
+}
+
+impl From<RepositoryError> for SourceError {
+    fn from(error: RepositoryError) -> SourceError {
+        SourceError::Unreachable(Arc::new(error))
+    }
 }
 
 impl SourceError {
     /// Stable word for scripts and metrics.
     pub fn word(&self) -> &'static str {
         match self {
-            SourceError::Unreachable { .. } => "Unreachable",
+            SourceError::Unreachable(_) => "Unreachable",
             SourceError::Rewound { .. } => "Rewound",
             SourceError::NotSigned { .. } => "NotSigned",
             SourceError::Empty { .. } => "Empty",
         }
     }
 
-    /// Whether it is the same error. A different duration is not a difference.
-    pub fn is_same_failure(&self, other: &SourceError) -> bool {
-        match (self, other) {
-            (SourceError::Unreachable { why: one }, SourceError::Unreachable { why: other }) => {
-                let words = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
-                words(one) == words(other)
+    /// Whether a report of this error reads like the last one. git quotes durations: another number is not a
+    /// difference, unless it is part of a commit id.
+    pub fn is_same_report(&self, other: &SourceError) -> bool {
+        let words = |error: &SourceError| match error {
+            SourceError::Unreachable(why) => why.to_string().replace(|c: char| c.is_ascii_digit(), ""),
+            SourceError::Rewound { .. } | SourceError::NotSigned { .. } | SourceError::Empty { .. } => {
+                error.to_string()
             }
-            (one, other) => one == other,
-        }
+        };
+        self.word() == other.word() && words(self) == words(other)
     }
 
     pub fn hint(&self) -> Option<String> {
@@ -92,25 +103,7 @@ impl SourceError {
             SourceError::Rewound { tip, .. } => Some(format!(
                 "find out who rewrote the branch; if it was meant, start again with --accept-rewind {tip}"
             )),
-            SourceError::Unreachable { .. } | SourceError::NotSigned { .. } | SourceError::Empty { .. } => {
-                None
-            }
-        }
-    }
-}
-
-impl fmt::Display for SourceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SourceError::Unreachable { why } => f.write_str(why),
-            SourceError::Rewound { taken, tip, what } => {
-                write!(
-                    f,
-                    "{what} was rewound: its tip {tip} does not follow from {taken}, the commit last taken"
-                )
-            }
-            SourceError::NotSigned { tip, why } => write!(f, "commit {tip} is refused: {why}"),
-            SourceError::Empty { tip, why } => write!(f, "commit {tip} is not followed: {why}"),
+            SourceError::Unreachable(_) | SourceError::NotSigned { .. } | SourceError::Empty { .. } => None,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
-use super::{Change, Embedded, Entry, Error, Outcome, Page, Remote, Seq, Store, Txn, Write};
+use super::{Change, Embedded, Entry, Error, Outcome, Page, Remote, Seq, Store, Txn, Write, keys};
 
 #[derive(Clone)]
 pub struct AnyStore {
@@ -41,12 +41,12 @@ impl AnyStore {
 
     /// The store of a gateway, for another target.
     pub fn there(store: Remote, target: &str) -> AnyStore {
-        AnyStore { kind: Kind::Remote(store), prefix: prefix_of(target) }
+        AnyStore { kind: Kind::Remote(store), prefix: keys::target_prefix(target) }
     }
 
     /// A file on this host.
     pub fn here(store: Embedded, target: &str) -> AnyStore {
-        AnyStore { kind: Kind::Embedded(store), prefix: prefix_of(target) }
+        AnyStore { kind: Kind::Embedded(store), prefix: keys::target_prefix(target) }
     }
 
     /// Whether it is the target's own store: then its lease generations are those that the target enforces.
@@ -56,7 +56,7 @@ impl AnyStore {
 
     /// All leases of this target by name. A lease key starts with `lease/`, also where targets share a store.
     pub async fn leases(&self) -> Result<Vec<(String, Record)>, Error> {
-        let prefix = format!("lease/{}", self.prefix);
+        let prefix = keys::lease(&self.prefix);
         let page = dispatch!(self.range(&prefix, None, usize::MAX))?;
         let lease = |entry: &Entry| {
             let name = entry.key.strip_prefix(&prefix)?.to_owned();
@@ -82,10 +82,6 @@ impl AnyStore {
     fn entry(&self, entry: Entry) -> Entry {
         Entry { key: self.short(&entry.key), ..entry }
     }
-}
-
-fn prefix_of(target: &str) -> String {
-    format!("at/{target}/")
 }
 
 impl Store for AnyStore {

@@ -4,7 +4,6 @@
 //! recognized and rejected. A holder renews its lease every [`RENEW_INTERVAL`]; without a renewal it expires after
 //! [`LEASE_TTL`], or at once if the holder's process on this host is dead.
 
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +11,8 @@ use tokio::time::Instant;
 
 use super::Store;
 use crate::clock;
+pub use crate::contract::Holder;
+use crate::proc::{self, ProcStat};
 
 /// Lifetime of a lease without a renewal.
 pub const LEASE_TTL: Duration = Duration::from_secs(5);
@@ -26,50 +27,28 @@ pub const MAX_RESET: u64 = 1 << 52;
 /// How far above the store's own number an agent's report may raise the next generation.
 const MAX_STEP: u64 = 1 << 20;
 
-/// The process that requests a lease, with the facts that prove that a holder on this host is dead.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
-    /// Unique per process.
-    pub id: String,
-    pub host: String,
-    /// Boot id of the kernel: no process survives a reboot.
-    pub boot_id: String,
-    pub pid: u32,
-    /// Start time of the process in kernel ticks: a pid alone may have been reused.
-    pub started: u64,
-    /// Digest of the machine id, where it exists: host names are not unique.
-    #[serde(default)]
-    pub machine: String,
-    /// PID namespace of `pid`. 0: unknown.
-    #[serde(default)]
-    pub pids: u64,
-    /// Time of the first request, in milliseconds since 1970; shown to those who wait for the lease.
-    #[serde(default)]
-    pub since: i64,
-}
-
 impl Holder {
     /// This process.
     pub fn this(id: impl Into<String>) -> Holder {
         let pid = std::process::id();
         Holder {
             id: id.into(),
-            host: host_name(),
-            boot_id: boot_id(),
+            host: proc::host_name(),
+            boot_id: proc::boot_id().to_owned(),
             pid,
             started: started(pid).unwrap_or(0),
             machine: machine(),
-            pids: pids(),
+            pids: proc::pid_namespace(),
             since: clock::now().0,
         }
     }
 
     /// Whether the holder is certainly dead. A holder on another host or in another PID namespace never is.
     pub fn is_dead(&self) -> bool {
-        if self.host != host_name() || self.pids == 0 || self.pids != pids() {
+        if self.host != proc::host_name() || self.pids == 0 || self.pids != proc::pid_namespace() {
             return false;
         }
-        match self.boot_id == boot_id() {
+        match self.boot_id == proc::boot_id() {
             true => started(self.pid) != Some(self.started),
             // Before the last boot, if it is the same machine.
             false => !self.machine.is_empty() && self.machine == machine(),
@@ -262,42 +241,17 @@ pub async fn renew_until_lost<S: Store>(state: &S, lease: &Lease) -> LeaseLost {
     }
 }
 
-fn host_name() -> String {
-    read("/proc/sys/kernel/hostname")
-}
-
-fn boot_id() -> String {
-    read("/proc/sys/kernel/random/boot_id")
-}
-
 /// Digest of the machine id: the id itself is confidential.
 fn machine() -> String {
-    match read("/etc/machine-id") {
+    match proc::trimmed("/etc/machine-id") {
         id if id.is_empty() => id,
         id => blake3::hash(format!("abide lease {id}").as_bytes()).to_hex()[..16].to_owned(),
     }
 }
 
-/// Inode of the PID namespace.
-fn pids() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino()).unwrap_or(0)
-}
-
-fn read(file: &str) -> String {
-    std::fs::read_to_string(file).map(|text| text.trim().to_owned()).unwrap_or_default()
-}
-
-/// The 22nd field of /proc/PID/stat; the second, a name in parentheses, may contain anything.
+/// Start time of a living process.
 fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(") ")?;
-    // A zombie is dead.
-    let mut fields = rest.split(' ');
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+    ProcStat::of(pid).filter(ProcStat::is_alive).map(|stat| stat.started)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 mod any;
 mod embedded;
+pub mod keys;
 pub mod lease;
 mod remote;
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::{Value, json};
-
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, Write};
+use crate::contract::{
+    CompareItem, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept, StatePage,
+    StateReleased, StateSlice, StoreRequest, TxnAnswer, WriteItem,
+};
 use crate::http::{ApiClient, CallError};
 
 #[derive(Clone)]
@@ -22,24 +23,10 @@ const WAIT: Duration = Duration::from_secs(10);
 /// Maximum entries per response.
 const PAGE: usize = 5_000;
 
-#[derive(Deserialize)]
-struct EntryWire {
-    key: String,
-    value: String,
-    changed: Seq,
-}
-
-impl From<EntryWire> for Entry {
-    fn from(wire: EntryWire) -> Entry {
-        Entry { key: wire.key.into(), value: wire.value.into_bytes().into(), mod_seq: wire.changed }
+impl From<StateEntry> for Entry {
+    fn from(entry: StateEntry) -> Entry {
+        Entry { key: entry.key.into(), value: entry.value.into_bytes().into(), mod_seq: entry.changed }
     }
-}
-
-#[derive(Deserialize)]
-struct PageWire {
-    entries: Vec<EntryWire>,
-    more: Option<String>,
-    as_of: Seq,
 }
 
 impl Remote {
@@ -47,9 +34,9 @@ impl Remote {
         Remote { calls }
     }
 
-    async fn ask<T: serde::de::DeserializeOwned>(&self, request: Value) -> Result<T, Error> {
+    async fn ask<T: serde::de::DeserializeOwned>(&self, request: StoreRequest) -> Result<T, Error> {
         let path = "/api/abide/v1/state";
-        let body = request.to_string().into_bytes();
+        let body = serde_json::to_vec(&request).unwrap_or_default();
         let url = || self.calls.url().to_owned();
         let answer = self.calls.call(reqwest::Method::POST, path, body, &[], CALL_TIMEOUT).await;
         let text = answer.map_err(|error| match error {
@@ -64,8 +51,9 @@ impl Remote {
             .map_err(|error| Error::InvalidResponse { url: url(), source: Arc::new(error) })
     }
 
-    async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<PageWire, Error> {
-        self.ask(json!({"range": {"prefix": prefix, "after": after, "limit": limit}})).await
+    async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<StatePage, Error> {
+        let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
+        self.ask(StoreRequest::Range { prefix, after, limit: Some(limit) }).await
     }
 }
 
@@ -75,7 +63,7 @@ fn text(bytes: Vec<u8>) -> String {
 
 impl Store for Remote {
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
-        let found: Option<EntryWire> = self.ask(json!({"get": {"key": key}})).await?;
+        let found: Option<StateEntry> = self.ask(StoreRequest::Get { key: key.to_owned() }).await?;
         Ok(found.map(Entry::from))
     }
 
@@ -101,53 +89,32 @@ impl Store for Remote {
     }
 
     async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
-        #[derive(Deserialize)]
-        struct Slice {
-            entries: Vec<EntryWire>,
-            count: usize,
-        }
-        let request = json!({"slice": {"prefix": prefix, "skip": skip, "limit": limit.min(PAGE)}});
-        let Slice { entries, count } = self.ask(request).await?;
+        let request = StoreRequest::Slice { prefix: prefix.to_owned(), skip, limit: limit.min(PAGE) };
+        let StateSlice { entries, count } = self.ask(request).await?;
         Ok((entries.into_iter().map(Entry::from).collect(), count))
     }
 
     async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        enum Answer {
-            Written(Seq),
-            Conflict(String),
-        }
-        let compares: Vec<Value> =
-            txn.compares.iter().map(|c| json!({"key": c.key, "changed": c.mod_seq})).collect();
+        let compares = txn.compares.into_iter();
+        let compares = compares.map(|c| CompareItem { key: c.key, changed: c.mod_seq }).collect();
         let writes = txn.writes.into_iter().map(|write| match write {
-            Write::Put(key, value) => json!({"key": key, "value": text(value)}),
-            Write::Delete(key) => json!({"key": key, "value": null}),
+            Write::Put(key, value) => WriteItem { key, value: Some(text(value)) },
+            Write::Delete(key) => WriteItem { key, value: None },
         });
-        let request = json!({"txn": {"compares": compares, "writes": writes.collect::<Vec<_>>()}});
+        let request = StoreRequest::Txn { compares, writes: writes.collect() };
         Ok(match self.ask(request).await? {
-            Answer::Written(number) => Outcome::Written(number),
-            Answer::Conflict(key) => Outcome::Conflict(key),
+            TxnAnswer::Written(number) => Outcome::Written(number),
+            TxnAnswer::Conflict(key) => Outcome::Conflict(key),
         })
     }
 
     async fn changes(&self, prefix: &str, after: Seq) -> Result<Vec<Change>, Error> {
-        #[derive(Deserialize)]
-        struct ChangeWire {
-            number: Seq,
-            key: String,
-            value: Option<String>,
-        }
-        #[derive(Deserialize)]
-        struct Changes {
-            changes: Vec<ChangeWire>,
-        }
         let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(0);
         loop {
-            let request = json!({"changes": {"prefix": prefix, "after": after, "wait_ms": wait_ms}});
-            let Changes { changes } = self.ask(request).await?;
+            let request = StoreRequest::Changes { prefix: prefix.to_owned(), after, wait_ms };
+            let StateChanges { changes } = self.ask(request).await?;
             if !changes.is_empty() {
-                let change = |wire: ChangeWire| Change {
+                let change = |wire: StateChange| Change {
                     number: wire.number,
                     key: wire.key.into(),
                     value: wire.value.map(|value| value.into_bytes().into()),
@@ -158,52 +125,36 @@ impl Store for Remote {
     }
 
     async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<LeaseAttempt, Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        enum Answer {
-            Ours { generation: u64 },
-            Theirs { holder: Holder, generation: u64, left_ms: u64 },
-        }
         let lives_ms = u64::try_from(lives.as_millis()).unwrap_or(0);
-        let request = json!({"take_lease": {"name": name, "holder": holder, "lives_ms": lives_ms}});
+        let request = StoreRequest::TakeLease { name: name.to_owned(), holder: holder.clone(), lives_ms };
         Ok(match self.ask(request).await? {
-            Answer::Ours { generation } => {
+            LeaseAnswer::Ours { generation } => {
                 LeaseAttempt::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
             }
-            Answer::Theirs { holder, generation, left_ms } => {
+            LeaseAnswer::Theirs { holder, generation, left_ms } => {
                 LeaseAttempt::Theirs { holder, generation, left_ms }
             }
         })
     }
 
     async fn renew_lease(&self, lease: &Lease, lives: Duration) -> Result<bool, Error> {
-        #[derive(Deserialize)]
-        struct Kept {
-            kept: bool,
-        }
         let lives_ms = u64::try_from(lives.as_millis()).unwrap_or(0);
-        let Lease { name, holder, generation } = lease;
-        let request = json!({"renew_lease": {"name": name, "holder": holder, "generation": generation, "lives_ms": lives_ms}});
-        Ok(self.ask::<Kept>(request).await?.kept)
+        let Lease { name, holder, generation } = lease.clone();
+        let request = StoreRequest::RenewLease { name, holder, generation, lives_ms };
+        Ok(self.ask::<StateKept>(request).await?.kept)
     }
 
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
-        let Lease { name, holder, generation } = lease;
-        let request = json!({"release_lease": {"name": name, "holder": holder, "generation": generation}});
-        self.ask::<Value>(request).await.map(|_| ())
+        let Lease { name, holder, generation } = lease.clone();
+        let request = StoreRequest::ReleaseLease { name, holder, generation };
+        self.ask::<StateReleased>(request).await.map(|_| ())
     }
 
     async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        enum Answer {
-            Free { generation: u64 },
-            Renewed { holder: Holder, left_ms: u64 },
-        }
-        let request = json!({"reset_lease": {"name": name, "above": above, "force": force}});
+        let request = StoreRequest::ResetLease { name: name.to_owned(), above, force };
         Ok(match self.ask(request).await? {
-            Answer::Free { generation } => Reset::Free { generation },
-            Answer::Renewed { holder, left_ms } => Reset::Renewed { holder, left_ms },
+            ResetAnswer::Free { generation } => Reset::Free { generation },
+            ResetAnswer::Renewed { holder, left_ms } => Reset::Renewed { holder, left_ms },
         })
     }
 }

@@ -1,5 +1,5 @@
-//! The real agent behind the real gateway, with real processes: every operation and its codes, guarding, and deaths of the
-//! agent, after which the same processes are held again and nothing is started twice.
+//! The agent behind a gateway, with real processes: every operation and its codes, supervision, and restarts of the
+//! agent that start nothing twice.
 
 use std::path::Path;
 use std::time::Duration;
@@ -206,16 +206,7 @@ fn an_agent_killed_during_starts_starts_nothing_twice() {
         for (name, task) in names.iter().zip(&tasks) {
             let row = system.row(name, task);
             assert!([0, 828].contains(&row["error_code"].as_i64().expect("a code")), "{name}: {row}");
-            let begin = std::time::Instant::now();
-            while !system.facts(name).2 {
-                assert!(
-                    begin.elapsed() < Duration::from_secs(10),
-                    "{row} {} {}",
-                    system.process(name),
-                    system.log()
-                );
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            until(&format!("{name} runs after {row}"), || system.facts(name).2);
             let starts = lines(&system.path(&format!("starts-{name}")));
             let pid = system.pid(name).expect("a pid");
             let others = processes().into_iter().filter(|other| {

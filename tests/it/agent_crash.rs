@@ -1,10 +1,12 @@
-//! The agent dies at every step of an operation, and whoever comes after it goes on: at most one process of an instance
-//! lives, ever, what was asked for is done, and nothing foreign is touched. And PLANNER's table of operations, row by row.
+//! Crashes of the agent at every step of an operation: at most one process of an instance lives, the next agent
+//! completes the operation, and foreign processes are not touched. Also the planner's table of operations, row by
+//! row.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::fixtures::workspace::Workspace;
 use crate::support::{needs, needs_root, project, skip, until};
 use crate::system::{System, is_alive, kill, lines, processes};
 
@@ -213,7 +215,7 @@ fn a_reused_pid_is_not_touched() {
     if !allowed.is_ok_and(|status| status.success()) {
         return skip("the kernel refuses a pid namespace");
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let script = project().join("tests/it/reuse.sh");
     let output = Command::new("unshare")
         .args(["-p", "-f", "--mount-proc", "--kill-child", "bash"])

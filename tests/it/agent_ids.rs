@@ -15,10 +15,8 @@ const CONFLICT: &str = "has two rows: one under its host's address, one under it
 /// A machine whose agent serves its host under the address and under the agent id.
 fn machine_with_agent_id() -> (KillOnDrop, Machine) {
     let machine = Machine::new();
-    let out = fs::File::create(machine.path("up.log")).expect("a file");
     let args = ["up", "--listen", "127.0.0.1:0", "--as-host", "0:127.0.0.1", "--as-host", "@a1"];
-    let up = machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn();
-    let up = KillOnDrop(up.expect("`up` starts"));
+    let up = machine.start(&args, "up.log");
     until("`up` is ready", || read_log(&machine, "up.log").contains("ready http://"));
     (up, machine)
 }

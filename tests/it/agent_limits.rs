@@ -1,4 +1,4 @@
-//! What the gateway takes of an agent: bounded in number and size, and its absence by a clock that nobody sets.
+//! Limits of the gateway for agents: number and size of messages, and absence measured by a monotonic clock.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::apply::KillOnDrop;
+use crate::fixtures::workspace::Workspace;
 use crate::server::Server;
 use crate::support::{command, until};
 use crate::system::APPS;
@@ -51,7 +52,7 @@ fn message(server: &Server, name: &str) -> String {
 
 #[test]
 fn an_agent_cannot_fill_the_gateway_with_messages() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let server = server(folder.path());
     let refused = join(&server, &"a".repeat(300));
     assert!(refused["message"].as_str().is_some_and(|why| why.contains("256 bytes")), "{refused}");
@@ -87,7 +88,7 @@ fn an_agent_cannot_fill_the_gateway_with_messages() {
 
 #[test]
 fn a_step_of_the_wall_clock_loses_no_agent() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let path = |name: &str| folder.path().join(name);
     for (name, content) in [("apps.yaml", APPS), ("tokens", "* token\n"), ("shift", "0")] {
         std::fs::write(path(name), content).expect("a file");

@@ -1,4 +1,4 @@
-//! What the agent looks after while processes run: limits, pools, health, version, files, whole trees, and orphans.
+//! Monitoring by the agent while processes run: limits, pools, health, version, files, process trees, and orphans.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,153 +1,14 @@
-//! `apply` and the local system as people use them: real processes, real deaths, and nothing done twice.
+//! `apply` and the local system as users run them: real processes, real crashes, and nothing done twice.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::{command, project, stderr, stdout, until};
+pub use crate::fixtures::machine::{KillOnDrop, Machine};
+use crate::fixtures::workspace::Workspace;
+use crate::support::{project, stderr, stdout, until};
 use crate::system::{is_alive, kill, lines};
-
-/// A machine of its own: manifests, and a local system that ends with the test, with all its processes.
-pub struct Machine {
-    pub folder: tempfile::TempDir,
-}
-
-impl Machine {
-    pub fn new() -> Machine {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(folder.path().join("m")).expect("a folder");
-        Machine { folder }
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    pub fn command(&self, args: &[&str]) -> Command {
-        command(args, self.folder.path())
-    }
-
-    pub fn run(&self, args: &[&str]) -> (i32, String, String) {
-        let output: Output = self.command(args).stdin(Stdio::null()).output().expect("it runs");
-        (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
-    }
-
-    pub fn apply(&self, more: &[&str]) -> (i32, String, String) {
-        let mut args = vec!["apply", "m", "--yes"];
-        args.extend(more);
-        self.run(&args)
-    }
-
-    /// Several that begin together: their exit codes.
-    pub fn apply_concurrently(&self, many: usize) -> Vec<Option<i32>> {
-        let begin = |_| {
-            let mut command = self.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("it starts")
-        };
-        let mut all: Vec<Child> = (0..many).map(begin).collect();
-        all.iter_mut().map(|child| child.wait().expect("it ends").code()).collect()
-    }
-
-    /// Everything that happened, as the processes' own commands tell.
-    pub fn effects(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.path("effects")).unwrap_or_default();
-        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    }
-
-    pub fn write(&self, name: &str, more: &str) {
-        let here = self.folder.path().display();
-        let text = format!(
-            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n\
-             spec:\n  identity: {{proc_name: sleep, setup_path: {here}, pid_path: {here}/run/{name}.pid, value_key: {name}, log_path: {here}/log/{name}.log}}\n\
-             \x20 monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n{more}"
-        );
-        std::fs::write(self.path(&format!("m/{name}.yaml")), text).expect("a file");
-    }
-
-    /// A foreground process whose commands leave a line each.
-    pub fn process(&self, name: &str, version: &str, config: &str) {
-        let control = format!(
-            "  control:\n    start_mode: foreground\n    start_cmd: echo start {name} {version} >> effects; exec sleep 1000\n\
-             \x20   stop_cmd: echo stop {name} >> effects; kill $ABIDE_PID\n    reload_cmd: echo reload {name} >> effects\n"
-        );
-        // A file with that content and a line's end, and its sum.
-        let config = match config {
-            "" => String::new(),
-            content => {
-                let md5 = match content {
-                    "a" => "60b725f10c9c85c70d97880dfe8191b3",
-                    "b" => "3b5d5c3712955042212316173ccf37be",
-                    other => panic!("no sum of {other:?}"),
-                };
-                let file = self.path(&format!("{name}.conf"));
-                std::fs::write(&file, format!("{content}\n")).expect("a file");
-                format!("  configmap: [{{path: {}, md5: {md5}}}]\n", file.display())
-            }
-        };
-        self.write(name, &format!("{control}{config}"));
-    }
-
-    /// Two of a kind, one after the other.
-    pub fn several(&self, name: &str, version: &str) {
-        self.process(name, version, "");
-        let file = self.path(&format!("m/{name}.yaml"));
-        let text = std::fs::read_to_string(&file).expect("a file");
-        let pid = format!("{}/run/{name}.pid", self.folder.path().display());
-        // Each instance has its own files.
-        let text = text
-            .replace(&pid, &format!("\"{}\"", pid.replace(&format!("{name}.pid"), "${name}.pid")))
-            .replace(&format!("value_key: {name}"), "value_key: \"${name}\"");
-        std::fs::write(&file, format!("instances: 2\nrollout: {{batch: 1}}\n{text}")).expect("a file");
-    }
-
-    pub fn rows(&self) -> BTreeMap<String, Value> {
-        let (code, out, err) = self.run(&["get", "processes", "-o", "json"]);
-        // One that was just ending when it was asked: nothing is known for a moment.
-        if code == 69 {
-            return BTreeMap::new();
-        }
-        let rows: Vec<Value> =
-            serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
-        rows.into_iter().map(|row| (row["name"].as_str().expect("a name").to_owned(), row)).collect()
-    }
-
-    pub fn pids(&self) -> BTreeMap<String, u64> {
-        self.rows().into_iter().filter_map(|(name, row)| Some((name, row["pid"].as_u64()?))).collect()
-    }
-
-    /// How often something was written to the gateway's store.
-    pub fn writes(&self) -> i64 {
-        let file = self.path(".abide-home/gateway/store.db");
-        let store = rusqlite::Connection::open(file).expect("a store");
-        store.query_row("SELECT max(number) FROM log", [], |row| row.get(0)).expect("a number")
-    }
-}
-
-/// It ends with the test.
-pub struct KillOnDrop(pub Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = self.run(&["down", "--stop-processes"]);
-    }
-}
 
 #[test]
 fn apply_runs_the_fewest_operations_and_keeps_other_pids() {
@@ -237,8 +98,7 @@ fn failures_are_reported_and_their_dependents_are_skipped() {
     machine.write("bad", "  control: {start_mode: foreground, start_cmd: ./no-such-program}\n");
     machine.process("good", "1", "");
     machine.process("needs", "1", "");
-    let text = std::fs::read_to_string(machine.path("m/needs.yaml")).expect("a file");
-    std::fs::write(machine.path("m/needs.yaml"), format!("depends_on: [bad]\n{text}")).expect("a file");
+    machine.edit("needs", "spec:\n", "depends_on: [bad]\nspec:\n");
     let (code, out, err) = machine.apply(&["--junit", "junit.xml"]);
     assert_eq!(code, 3, "{out} {err}");
     assert!(out.contains("no-such-program") && out.contains("dependency web/bad failed"), "{out}");
@@ -258,9 +118,7 @@ fn an_unresponsive_target_ends_at_the_timeout() {
         hole.local_addr().expect("an address")
     );
     std::fs::write(machine.path("abide.yaml"), config).expect("a file");
-    let file = machine.path("m/a.yaml");
-    let text = std::fs::read_to_string(&file).expect("a file");
-    std::fs::write(&file, text.replace("proc_name: sleep", "user: app, proc_name: sleep")).expect("a file");
+    machine.edit("a", "proc_name: sleep", "user: app, proc_name: sleep");
     let begin = std::time::Instant::now();
     let mut apply = machine.command(&["apply", "m", "--yes", "--target", "hole", "--timeout", "2s"]);
     let output = apply.env("SECRET", "x").stdin(Stdio::null()).output().expect("it runs");
@@ -292,10 +150,8 @@ fn a_pause_takes_effect_during_a_rollout() {
     let machine = Machine::new();
     machine.several("many", "1");
     assert_eq!(machine.apply(&[]).0, 0);
-    let file = machine.path("m/many.yaml");
     machine.several("many", "2");
-    let text = std::fs::read_to_string(&file).expect("a file");
-    std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 6s")).expect("a file");
+    machine.edit("many", "batch: 1", "batch: 1, soak: 6s");
     let again = |version: &str| {
         machine.effects().iter().filter(|line| **line == format!("start many {version}")).count()
     };
@@ -331,18 +187,12 @@ fn up_takes_a_background_system_over_and_leaves_processes_running() {
     assert_eq!(machine.apply(&[]).0, 0);
     let before = machine.pids();
     machine.process("b", "1", "");
-    let mut up = machine
-        .command(&["up", "m"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("it starts");
+    let mut up = machine.start(&["up", "m"], "up.log");
     until("b runs", || machine.pids().contains_key("b"));
     assert_eq!(machine.pids()["a"], before["a"]);
     let all = machine.pids();
-    kill(up.id(), "INT");
-    assert_eq!(up.wait().expect("it ends").code(), Some(0));
+    kill(up.0.id(), "INT");
+    assert_eq!(up.0.wait().expect("it ends").code(), Some(0));
     assert!(all.values().all(|pid| is_alive(*pid as u32)), "they go on");
     assert_eq!(machine.run(&["get", "processes"]).1, "no processes\n", "nobody serves them");
     // The next one holds them again.
@@ -380,7 +230,7 @@ fn logs_are_shown_from_the_end_and_followed() {
 
 #[test]
 fn the_sample_fleet_converges_as_the_readme_says() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let machine = Machine { folder };
     let manifests = project().join("manifests");
     let path = manifests.display().to_string();
@@ -405,7 +255,6 @@ fn the_sample_fleet_converges_as_the_readme_says() {
     let rows = machine.rows();
     assert_eq!(rows.len(), 8);
     assert!(rows.values().all(|row| row["health"] == "Healthy" || row["name"] == "tick"), "{rows:#?}");
-    std::thread::sleep(Duration::from_millis(10));
     assert!(machine.run(&["apply", "fleet", "--yes"]).1.contains("Nothing to do"));
 }
 
@@ -553,9 +402,7 @@ fn concurrent_applies_restart_each_process_once() {
 fn a_dead_local_system_is_detected_before_the_timeout() {
     let machine = Machine::new();
     machine.process("slow", "1", "");
-    let file = machine.path("m/slow.yaml");
-    let text = std::fs::read_to_string(&file).expect("a file");
-    std::fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    machine.edit("slow", "start_check_secs: 0", "start_check_secs: 300");
     let mut command = machine.command(&["apply", "m", "--yes"]);
     let child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
@@ -573,10 +420,7 @@ fn a_dead_local_system_is_detected_before_the_timeout() {
 fn down_while_up_runs_leaves_nothing_running() {
     let machine = Machine::new();
     ["a", "b", "c"].iter().for_each(|name| machine.process(name, "1", ""));
-    let log = std::fs::File::create(machine.path("up.log")).expect("a file");
-    let mut up = machine.command(&["up", "m"]);
-    let mut up =
-        KillOnDrop(up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts"));
+    let mut up = machine.start(&["up", "m"], "up.log");
     let said = || std::fs::read_to_string(machine.path("up.log")).unwrap_or_default();
     until("all run", || said().contains("converged: 3 instances as wanted"));
     let pids = machine.pids();
@@ -596,12 +440,8 @@ fn down_stops_a_first_start_that_is_in_flight() {
         "slow",
         "  control: {start_mode: foreground, start_cmd: \"echo $$ > started; exec sleep 1000\"}\n",
     );
-    let file = machine.path("m/slow.yaml");
-    let text = std::fs::read_to_string(&file).expect("a file");
-    std::fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
-    let mut apply = machine.command(&["apply", "m", "--yes"]);
-    let apply = apply.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let _apply = KillOnDrop(apply.spawn().expect("it starts"));
+    machine.edit("slow", "start_check_secs: 0", "start_check_secs: 300");
+    let _apply = machine.start(&["apply", "m", "--yes"], "apply.log");
     let pid = || std::fs::read_to_string(machine.path("started")).ok()?.trim().parse::<u32>().ok();
     until("it runs", || pid().is_some());
     let (code, out, err) = machine.run(&["down", "--stop-processes"]);

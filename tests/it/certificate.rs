@@ -1,75 +1,45 @@
-//! A platform that lets in only who shows a certificate of its CA: with it everything goes as ever; without it, with
-//! another's, or with a file that cannot be used, it is said what is wrong, and nothing is done.
+//! Client certificates: a platform accepts a certificate of its CA; a missing, foreign or unusable certificate is
+//! reported and nothing is changed.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, Stream, SupportedProtocolVersion};
 
+use crate::fixtures::certificates::{Authority, Pair};
 use crate::http::{NOTHING_RUNS, Request};
 use crate::support::{GOOD, Tree, abide, stderr, stdout};
 
-/// Who signs.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-/// A certificate and its key, each in PEM.
-struct Pair {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new(name: &str) -> Authority {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().expect("a key");
-        let pem = params.self_signed(&key).expect("a certificate").pem();
-        Authority { issuer: Issuer::new(params, key), pem }
-    }
-
-    fn sign(&self, name: &str) -> Pair {
-        let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate").pem();
-        Pair { certificate, key: key.serialize_pem() }
-    }
-
-    /// Listens for who has a certificate of this authority, until the tests end.
-    fn guard(&self, version: &'static SupportedProtocolVersion) -> SocketAddr {
-        let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        roots.add(der(&self.pem)).expect("a root");
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        let own = self.sign("127.0.0.1");
-        let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key");
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[version])
-            .expect("versions")
-            .with_client_cert_verifier(verifier.build().expect("a verifier"))
-            .with_single_cert(vec![der(&own.certificate)], key)
-            .expect("a configuration");
-        let config = Arc::new(config);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("an address");
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
-                std::thread::spawn(move || answer(stream, connection));
-            }
-        });
-        address
-    }
+/// A server that accepts clients with a certificate of this authority, until the tests end.
+fn serve(authority: &Authority, version: &'static SupportedProtocolVersion) -> SocketAddr {
+    let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(der(&authority.pem)).expect("a root");
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let own = authority.sign("127.0.0.1");
+    let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key");
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[version])
+        .expect("versions")
+        .with_client_cert_verifier(verifier.build().expect("a verifier"))
+        .with_single_cert(vec![der(&own.certificate)], key)
+        .expect("a configuration");
+    let config = Arc::new(config);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
+            std::thread::spawn(move || answer(stream, connection));
+        }
+    });
+    address
 }
 
 /// What the documents say of one process that is not there, on a host with an agent.
@@ -121,7 +91,7 @@ fn a_client_certificate_of_the_ca_is_accepted() {
     let authority = Authority::new("the CA");
     let Pair { certificate, key } = authority.sign("abide");
     for version in VERSIONS {
-        let at = authority.guard(version);
+        let at = serve(&authority, version);
         // In either order: people put the two together with `cat`.
         for pem in [format!("{certificate}{key}"), format!("{key}{certificate}")] {
             let (code, told) = plan(at, &authority, &pem, "client_cert: me.pem,");
@@ -136,7 +106,7 @@ fn a_missing_or_foreign_client_certificate_is_reported() {
     let Pair { certificate, key } = Authority::new("another CA").sign("abide");
     let others = format!("{certificate}{key}");
     for version in VERSIONS {
-        let at = authority.guard(version);
+        let at = serve(&authority, version);
         for (pem, more, says) in [
             (
                 "",

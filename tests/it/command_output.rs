@@ -1,4 +1,4 @@
-//! Captured output of commands is bounded in memory, whatever a command or a daemon prints.
+//! Captured output of commands: bounded in memory, whatever a command or a daemon prints.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::{TestUser, test_user, until};
-use crate::system::{System, is_alive, kill, processes};
+use crate::system::{System, is_alive, kill, lines, processes};
 
 /// Far below what the commands print, and above what a pass of the agent lets through on a busy machine.
 const LIMIT: u64 = 100 << 20;
@@ -90,12 +90,17 @@ fn a_daemon_that_prints_without_end_takes_no_memory_under_this_agent_and_the_nex
     let Some(user) = test_user() else { return };
     let mut system = System::new();
     // Prints in bursts, each as large as it can be.
-    let start = "sh -c 'while :; do head -c 300000000 /dev/zero || touch failed; sleep 0.1; done' & echo $! > run/loud.pid";
+    let start = "sh -c 'while :; do head -c 300000000 /dev/zero || touch failed; echo >> bursts; sleep 0.1; done' & echo $! > run/loud.pid";
     let spec = daemon(&system, &user, "loud", start);
     assert_eq!(system.operate("loud", 0, &spec), (0, "success".to_owned()));
     let pid = system.pid("loud").expect("a pid");
+    let bursts = system.home(&user).join("bursts");
+    let prints_more = || {
+        let before = lines(&bursts);
+        until("three bursts are printed", || lines(&bursts) >= before + 3);
+    };
     let peak = Peak::of(vec![agent(&system), pid]);
-    std::thread::sleep(Duration::from_secs(1));
+    prints_more();
     let most = peak.most();
     assert!(most > 0 && most < LIMIT, "{most} bytes of memory");
     kill(pid, "STOP");
@@ -106,7 +111,7 @@ fn a_daemon_that_prints_without_end_takes_no_memory_under_this_agent_and_the_nex
     });
     let peak = Peak::of(vec![agent(&system), pid]);
     kill(pid, "CONT");
-    std::thread::sleep(Duration::from_secs(1));
+    prints_more();
     let most = peak.most();
     assert!(most > 0 && most < LIMIT, "{most} bytes of memory");
     assert_eq!(system.pid("loud"), Some(pid));

@@ -1,5 +1,5 @@
-//! Trust in config files: one that was merely found in the current directory decides nothing about credentials, state and
-//! the user's own targets until its very content was trusted.
+//! Trust in config files: a file found in the current directory sets no credentials, state or targets until its
+//! content is trusted.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

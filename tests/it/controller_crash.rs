@@ -133,11 +133,7 @@ const ABIDE_SCENES: [Scene<Machine>; 5] = [
     Scene {
         what: "replace",
         before: |m| m.process("x", "1", ""),
-        after: |m| {
-            let file = m.path("m/x.yaml");
-            let text = std::fs::read_to_string(&file).expect("a file");
-            std::fs::write(file, text.replace("value_key: x", "value_key: other")).expect("a file");
-        },
+        after: |m| m.edit("x", "value_key: x", "value_key: other"),
         flags: &[],
     },
     Scene { what: "rollout", before: |m| m.several("x", "1"), after: |m| m.several("x", "2"), flags: &[] },

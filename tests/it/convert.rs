@@ -1,4 +1,5 @@
-//! Request bodies → manifests → request bodies: the documents' own examples, and what no dialect can say.
+//! Conversion between request bodies and manifests: the documents' own examples, and fields that a dialect does not
+//! have.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! How what stands behaves beside its work: what it says where, when it is ready, what can be typed, and whose it is.
+//! Input and output of long-running commands: streams, readiness, arguments, and the owner.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -141,9 +141,7 @@ fn a_broken_or_missing_config_file_is_reported() {
 fn every_verb_with_instances_takes_a_selection() {
     let machine = Machine::new();
     ["a", "b", "c"].iter().for_each(|name| machine.process(name, "1", ""));
-    let labelled = std::fs::read_to_string(machine.path("m/b.yaml")).expect("a file");
-    let labelled = labelled.replace("name: b}", "name: b, labels: {tier: front}}");
-    std::fs::write(machine.path("m/b.yaml"), labelled).expect("a file");
+    machine.edit("b", "name: b}", "name: b, labels: {tier: front}}");
     let (code, out, err) = machine.apply(&[]);
     assert_eq!(code, 0, "{out}{err}");
     let names = |more: &[&str]| {

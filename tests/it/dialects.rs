@@ -1,10 +1,11 @@
-//! Every dialect drives the same fleet to the same place: real processes, over our own gateway as the platform.
+//! Dialects: each drives the same fleet of real processes to the same state, with the gateway as the platform.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::fixtures::manifest::Manifest;
 use crate::support::{command, stderr, stdout, until};
 use crate::system::{System, is_alive, whoami};
 
@@ -68,20 +69,27 @@ impl Fleet {
         let Daemon { name, version, config, pid_file, state, more } = daemon;
         let here = self.system.folder.path().display();
         let pid = format!("{here}/run/{name}.{pid_file}.pid");
-        let text = format!(
-            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nstate: {state}\n\
-             hosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n{more}spec:\n\
-             \x20 identity: {{proc_name: sleep, setup_path: {here}, pid_path: {pid}, value_key: {name}, user: {user}, config_path: {here}/{config}}}\n\
-             \x20 monitor_policy: {{auto_type: 1, start_check_secs: 0, stop_check_secs: 5, op_timeout: 5}}\n\
-             \x20 control:\n\
-             \x20   start_cmd: echo start {name} {version} >> effects; sleep 1000 & echo $! > {pid}; {up}\n\
-             \x20   stop_cmd: echo stop {name} >> effects; kill $(cat {pid})\n\
-             \x20   reload_cmd: echo reload {name} >> effects\n\
-             \x20   restart_cmd: echo restart {name} {version} >> effects; kill $(cat {pid}); sleep 1000 & echo $! > {pid}; {up}\n",
-            user = whoami(),
-            // The shell's child is a sleep a moment later.
-            up = "until grep -q sleep /proc/$!/comm; do :; done",
-        );
+        // The shell's child is a sleep a moment later.
+        let up = "until grep -q sleep /proc/$!/comm; do :; done";
+        let run = format!("sleep 1000 & echo $! > {pid}; {up}");
+        let text = Manifest::local(name, self.system.folder.path())
+            .field("state", state)
+            .identity("pid_path", &pid)
+            .identity("user", whoami())
+            .identity("config_path", format!("{here}/{config}"))
+            .monitor("auto_type", 1)
+            .monitor("start_check_secs", 0)
+            .monitor("stop_check_secs", 5)
+            .monitor("op_timeout", 5)
+            .start_cmd(&format!("echo start {name} {version} >> effects; {run}"))
+            .stop_cmd(&format!("echo stop {name} >> effects; kill $(cat {pid})"))
+            .control("reload_cmd", format!("echo reload {name} >> effects"))
+            .control(
+                "restart_cmd",
+                format!("echo restart {name} {version} >> effects; kill $(cat {pid}); {run}"),
+            )
+            .to_string()
+            .replace("spec:\n", &format!("{more}spec:\n"));
         std::fs::write(self.path(&format!("m/{name}.yaml")), text).expect("a file");
     }
 

@@ -1,4 +1,4 @@
-//! A plan is carried out against a target that does as it is told here: what is begun, what is not, and when. Time is paused.
+//! Plan execution against a scripted target: which steps start, which do not, and when. Time is paused.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use abide::backend::{
     Backend, BackendError, Operation, OperationState as Said, OperationStatus, RowState, Scope, Task,
 };
-use abide::control::execution_context;
-use abide::execute::active_holds::ActiveHolds;
-use abide::execute::{ExecutionContext, ExecutionResult, StepOutcome, execute, journal};
-use abide::manifest::{Limits, load_text};
+use abide::execute::{
+    ActiveHolds, ExecutionContext, ExecutionResult, ExecutionSettings, StepOutcome, execute, journal,
+    new_run_id,
+};
 use abide::model::{
     Desired, Dialect, Health, InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Pause, Time,
 };
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::fake::MemoryStore;
+use crate::fixtures::manifest::{self, Manifest};
 use crate::soak::paused;
 
 /// Does at once whatever it is told, except for what it is here to do otherwise.
@@ -104,21 +105,16 @@ impl Backend for Stub {
     }
 }
 
-/// `name: more` for each, on hosts 10.0.0.1 and so on.
-fn desired(processes: &[(&str, usize, &str)]) -> Desired {
-    let one = |(name, hosts, more): &(&str, usize, &str)| {
-        let hosts =
-            (1..=*hosts).map(|n| format!("  - {{ip: 10.0.0.{n}, bk_cloud_id: 0}}\n")).collect::<String>();
-        format!(
-            "---\napiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\n{more}\nhosts:\n{hosts}spec:\n  \
-             identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-             control: {{start_cmd: ./run, stop_cmd: ./stop}}\n"
-        )
+/// Processes by name, number of hosts from 10.0.0.1 on, and one more field as YAML.
+fn desired(processes: &[(&str, u64, &str)]) -> Desired {
+    let one = |(name, hosts, more): &(&str, u64, &str)| {
+        let manifest = Manifest::remote(name).hosts(*hosts).start_cmd("./run").stop_cmd("./stop");
+        match more.split_once(": ") {
+            Some((field, yaml)) => manifest.field(field, yaml),
+            None => manifest,
+        }
     };
-    let text = processes.iter().map(one).collect::<String>();
-    let loaded = load_text("carrying.yaml", text, &Limits::default());
-    assert_eq!(loaded.problems, []);
-    loaded.desired
+    manifest::desired(processes.iter().map(one))
 }
 
 /// As wanted, and running since then.
@@ -151,9 +147,18 @@ async fn execute_with(
     let plan = reconcile(desired, observed, &Rules::new(Caps::LOCAL), &Now::default());
     assert_eq!(plan.held, []);
     let (_stop, stopped) = watch::channel(false);
-    let mut terms = execution_context(desired, observed, &plan, stopped);
-    terms.owner = "default".to_owned();
-    terms.deadline = Instant::now() + Duration::from_secs(600);
+    let settings = ExecutionSettings {
+        owner: "default".to_owned(),
+        target: String::new(),
+        caps: Caps::LOCAL,
+        run: new_run_id(),
+        deadline: Instant::now() + Duration::from_secs(600),
+        max_parallel: 1000,
+        check: |_| None,
+        restraints: watch::channel(ActiveHolds::default()).1,
+        stop: stopped,
+    };
+    let mut terms = ExecutionContext::new(settings, desired, observed, &plan);
     change(&mut terms);
     execute(&plan, stub, store, &terms, &mut |_| {}).await
 }
@@ -199,7 +204,8 @@ fn a_soak_blocks_no_other_component_and_paused_steps_are_skipped() {
             tell.send_replace(ActiveHolds::of((Vec::new(), vec![pause]), &Rules::new(Caps::LOCAL)));
         };
         let (store, nothing) = (MemoryStore::default(), Observed::default());
-        let done = execute_with(&stub, &store, &all, &nothing, |terms| terms.restraints = restraints);
+        let done =
+            execute_with(&stub, &store, &all, &nothing, |terms| terms.settings.restraints = restraints);
         let (done, ()) = tokio::join!(done, pause);
         assert_eq!([stub.sent("10.0.0.1:web:slow"), stub.sent("10.0.0.2:web:slow")], [Some(0), Some(20)]);
         assert_eq!(stub.sent(":api"), Some(0), "it does not wait for what it has nothing to do with");
@@ -214,7 +220,8 @@ fn an_unresponsive_target_ends_at_the_timeout() {
     paused().block_on(async {
         let begin = Instant::now();
         let stub = Stub { hangs: true, ..Stub::new() };
-        let five = |terms: &mut ExecutionContext| terms.deadline = Instant::now() + Duration::from_secs(5);
+        let five =
+            |terms: &mut ExecutionContext| terms.settings.deadline = Instant::now() + Duration::from_secs(5);
         let all = desired(&[("a", 1, "")]);
         let done = execute_with(&stub, &MemoryStore::default(), &all, &Observed::default(), five).await;
         assert_eq!(outcome(&done, ":a").0, StepOutcome::Unknown);

@@ -1,5 +1,5 @@
-//! Generations cannot be forged: not by an app of another namespace, not by one agent, not by a lease of years; and what
-//! an earlier version let in is repaired.
+//! Fencing by lease generations: no app of another namespace, agent or long lease can forge one, and entries of
+//! earlier versions are repaired.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The gateway over real HTTP, driven by a client of a few lines that shares nothing with it: every address of every
-//! call, what real callers send, what they must not be able to do, and what a restart must not lose.
+//! The gateway over real HTTP, with an independent client: every route, requests of real callers, forbidden
+//! requests, and restarts.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Looking at what is there: orphans, pauses that were none, and why something is not well.
+//! `get` and `status`: orphans, pauses that do not exist, and the reasons of unhealthy processes.
 
 use serde_json::{Value, json};
 

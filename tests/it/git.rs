@@ -1,5 +1,5 @@
-//! `abide watch --git` on real repositories: commits are made true, rewinds and strangers' commits are not, and nothing that a
-//! repository holds is ever run.
+//! `watch --git` on real repositories: commits are applied, rewinds and unsigned commits are refused, and no
+//! content of a repository is run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,91 +11,11 @@ use abide::source::git::{Git, GitConfig, Signatures};
 use abide::store::Embedded;
 use serde_json::Value;
 
-use crate::apply::{KillOnDrop, Machine};
+use crate::apply::Machine;
+use crate::fixtures::machine::start_logged;
+pub use crate::fixtures::repository::{Repo, run};
 use crate::support::{needs, until};
 use crate::system::{is_alive, kill};
-
-/// A machine with a repository `origin.git`, whose work tree is its folder of manifests.
-pub struct Repo {
-    pub machine: Machine,
-}
-
-impl Repo {
-    pub fn new() -> Repo {
-        let repo = Repo { machine: Machine::new() };
-        repo.git(&["init", "--quiet", "--initial-branch=main"]);
-        let (origin, folder) = (repo.machine.path("origin.git"), repo.machine.path("m"));
-        run(&folder, &["init", "--quiet", "--bare", "--initial-branch=main", &origin.display().to_string()]);
-        repo.git(&["remote", "add", "origin", &origin.display().to_string()]);
-        repo
-    }
-
-    pub fn git(&self, args: &[&str]) -> String {
-        run(&self.machine.path("m"), args)
-    }
-
-    /// Commits everything, and pushes it.
-    pub fn commit(&self, message: &str) -> String {
-        self.commit_with(message, &[])
-    }
-
-    pub fn commit_with(&self, message: &str, more: &[&str]) -> String {
-        self.git(&["add", "--all"]);
-        let mut args = more.to_vec();
-        args.extend(["commit", "--quiet", "--allow-empty", "-m", message]);
-        self.git(&args);
-        self.push(&[])
-    }
-
-    pub fn push(&self, more: &[&str]) -> String {
-        let mut args = vec!["push", "--quiet"];
-        args.extend(more);
-        args.extend(["origin", "HEAD:main"]);
-        self.git(&args);
-        self.git(&["rev-parse", "HEAD"])
-    }
-
-    pub fn watch(&self, log: &str, more: &[&str]) -> KillOnDrop {
-        let url = self.machine.path("origin.git").display().to_string();
-        let mut args = vec!["watch", "--git", &url, "--interval", "1s", "--listen", "127.0.0.1:0"];
-        args.extend(more);
-        let out = std::fs::File::create(self.machine.path(log)).expect("a file");
-        let both = out.try_clone().expect("a file");
-        let mut command = self.machine.command(&args);
-        command.env("HOME", self.machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
-        let child = command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
-        until("it is ready", || self.read_log(log).contains("ready http://"));
-        KillOnDrop(child)
-    }
-
-    pub fn read_log(&self, log: &str) -> String {
-        std::fs::read_to_string(self.machine.path(log)).unwrap_or_default()
-    }
-
-    pub fn wait_for_log(&self, log: &str, what: &str) {
-        until(what, || self.read_log(log).contains(what));
-    }
-
-    pub fn runs(&self, names: &[&str]) -> bool {
-        let pids = self.machine.pids();
-        names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
-    }
-}
-
-pub fn run(here: &Path, args: &[&str]) -> String {
-    let mut command = Command::new("git");
-    command
-        .args(args)
-        .current_dir(here)
-        .env("GIT_CONFIG_NOSYSTEM", "1")
-        .env("GIT_CONFIG_GLOBAL", "/dev/null");
-    for who in ["AUTHOR", "COMMITTER"] {
-        command.env(format!("GIT_{who}_NAME"), "Ann").env(format!("GIT_{who}_EMAIL"), "ann@example.org");
-    }
-    let output = command.stdin(Stdio::null()).output().expect("git runs");
-    assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
 
 /// Whoever may push tags does not thereby push to a branch of the same name.
 #[test]
@@ -170,8 +90,8 @@ fn each_commit_is_applied_and_recorded() {
     });
     assert!(machine.run(&["history"]).1.contains(&second[..12]));
     // One broken file: told with its place in the repository; the others go on, and nothing is pruned.
-    let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
-    std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
+    let good = machine.manifest_text("a");
+    machine.edit("a", "start_cmd", "strat_cmd");
     std::fs::remove_file(machine.path("m/b.yaml")).expect("a file");
     machine.process("c", "1", "");
     let calm = machine.pids();
@@ -246,14 +166,6 @@ fn a_rewound_branch_is_refused_also_after_a_crash() {
         machine.effects().contains(&"start b 1".to_owned()) && repo.runs(&["a", "b"])
     });
     assert!(!repo.read_log("last").contains("Rewound"));
-}
-
-impl Repo {
-    fn commit_forced(&self, message: &str) -> String {
-        self.git(&["add", "--all"]);
-        self.git(&["commit", "--quiet", "-m", message]);
-        self.push(&["--force"])
-    }
 }
 
 #[test]
@@ -466,17 +378,6 @@ fn no_hook_or_configured_command_is_run() {
     assert!(!touched.exists(), "{}", std::fs::read_to_string(&touched).unwrap_or_default());
 }
 
-impl Repo {
-    /// A push whose receiver runs no hooks either: only what watches is looked at.
-    fn commit_quietly(&self, message: &str) {
-        let hooks = self.machine.path("origin.git/hooks");
-        let away = self.machine.path("hooks-away");
-        std::fs::rename(&hooks, &away).expect("a folder");
-        self.commit(message);
-        std::fs::rename(&away, &hooks).expect("a folder");
-    }
-}
-
 /// A program that never ends in place of the other side's.
 #[test]
 fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
@@ -486,13 +387,11 @@ fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
         .expect("a file");
     std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
     let watch = |log: &str, patience: &str| {
-        let out = std::fs::File::create(machine.path(log)).expect("a file");
-        let both = out.try_clone().expect("a file");
         let args =
             ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience, "--listen", "127.0.0.1:0"];
         let mut command = machine.command(&args);
         command.env("GIT_SSH_COMMAND", &ssh).env("HOME", machine.path("."));
-        KillOnDrop(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+        start_logged(&mut command, &machine.path(log))
     };
     let asked = || std::fs::read_to_string(&pid).ok()?.trim().parse::<u32>().ok();
     let first = watch("first", "1s");

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::fixtures::machine::start_logged;
 use crate::git::Repo;
 use crate::http::{Answer, Request};
 use crate::support::{needs, until};
@@ -59,12 +60,10 @@ fn command_lines(secret: &str) -> Vec<String> {
 }
 
 fn watch(machine: &Machine, log: &str, url: &str) -> KillOnDrop {
-    let out = std::fs::File::create(machine.path(log)).expect("a file");
     let mut command =
         machine.command(&["watch", "--interval", "1s", "--listen", "127.0.0.1:0", "--owner", "x"]);
     command.env("ABIDE_GIT", url).env("HOME", machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
-    let both = out.try_clone().expect("a file");
-    KillOnDrop(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+    start_logged(&mut command, &machine.path(log))
 }
 
 #[test]

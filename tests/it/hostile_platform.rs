@@ -1,5 +1,5 @@
-//! A platform that lags, loses, cuts and lies: nothing is started twice, nothing wrong is stopped, what is reported is true,
-//! and a run ends by its deadline.
+//! Platforms that lag, lose, cut and falsify responses: nothing starts twice, no other process is stopped, reports
+//! are correct, and a run ends by its deadline.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

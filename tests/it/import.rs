@@ -1,4 +1,4 @@
-//! Files of other supervisors become manifests: what maps, what is told, and that no input is too much.
+//! Import from other supervisors: mapped settings, reported settings, and limits of input.
 
 use std::collections::BTreeMap;
 use std::path::Path;

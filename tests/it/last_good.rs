@@ -1,5 +1,5 @@
-//! What was last good stays in force, whatever becomes of the files: they are gone, claimed twice, cut off from what they
-//! need, or behind a link that leads nowhere; also for a watch that begins anew.
+//! Last good manifests: they stay active when files disappear, conflict, lose their dependencies or become dangling
+//! links, also after a restart of watch.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,20 +11,22 @@ use abide::store::Embedded;
 use serde_json::Value;
 
 use crate::apply::Machine;
+use crate::fixtures::manifest::Manifest;
+use crate::fixtures::workspace::Workspace;
 use crate::listen::{address, get};
 use crate::support::until;
 use crate::watch::{read_log, running, stop_directly, watch};
 
 /// A tree that is read as often as somebody asks.
 struct Tree {
-    folder: tempfile::TempDir,
+    folder: Workspace,
     store: Embedded,
     source: Option<Source>,
 }
 
 impl Tree {
     fn new(files: &[(&str, &str)]) -> Tree {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = Workspace::new();
         let store = Embedded::open(&folder.path().join("state.db")).expect("a store");
         fs::create_dir(folder.path().join("m")).expect("a folder");
         let tree = Tree { folder, store, source: None };
@@ -56,10 +58,7 @@ impl Tree {
 }
 
 fn process(name: &str, hosts: &str) -> String {
-    format!(
-        "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{hosts}]\nspec:\n  \
-         identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  control: {{start_cmd: ./run}}\n"
-    )
+    Manifest::remote(name).start_cmd("./run").to_string().replace("hosts: []", &format!("hosts: [{hosts}]"))
 }
 
 const HERE: &str = "{ip: 10.0.0.1, bk_cloud_id: 0}";

@@ -1,4 +1,4 @@
-//! Launching: no user holds up the starts of another, and what waits for its turn has nothing open.
+//! Launches: no user delays the starts of another, and a queued launch holds no open files.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;

@@ -1,23 +1,12 @@
-//! Pid files of a launch and the check before an upgrade; control groups that an agent leaves.
+//! Files of a launch: pid files, the check before an upgrade, and control groups that an agent leaves.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::{abide, stdout, test_user, until};
 use crate::system::{System, kill};
-
-const FAILED: i64 = 65535;
-
-fn refused(system: &System, name: &str, spec: &Value, says: &[&str]) {
-    let (code, message) = system.operate(name, 0, spec);
-    assert_eq!(code, FAILED, "{message}");
-    for text in says {
-        assert!(message.contains(text), "{text:?} in {message:?}");
-    }
-    assert!(system.pid(name).is_none(), "{name} runs");
-}
 
 #[test]
 fn only_a_pid_file_is_replaced_by_a_pid_file() {
@@ -39,7 +28,7 @@ fn only_a_pid_file_is_replaced_by_a_pid_file() {
     for (name, kind) in kinds {
         let spec = system.spec(name, &format!("echo {name} >> effects; exec sleep 1000"));
         let named = path(name).display().to_string();
-        refused(&system, name, &spec, &["cannot write pid_path", &named, kind]);
+        system.refuses(name, &spec, &["cannot write pid_path", &named, kind]);
     }
     assert!(!system.path("effects").exists(), "nothing was launched");
     let kind = |name: &str| std::fs::symlink_metadata(path(name)).expect("it is there").file_type();

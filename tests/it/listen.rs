@@ -1,5 +1,5 @@
-//! What the controller tells, asked with raw HTTP at the real program: how it stands, what happens, what changes need; webhooks,
-//! messages, systemd.
+//! The controller's HTTP API, queried over raw HTTP: status, events, authorized changes, webhooks, notifications,
+//! systemd.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -50,10 +50,10 @@ fn converged(at: SocketAddr) -> bool {
 }
 
 /// A stream of events: the numbers and what they say.
-struct Events(BufReader<TcpStream>);
+pub struct Events(BufReader<TcpStream>);
 
 impl Events {
-    fn open(at: SocketAddr, path: &str, headers: &str) -> Events {
+    pub fn open(at: SocketAddr, path: &str, headers: &str) -> Events {
         let mut stream = TcpStream::connect(at).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {at}\r\n{headers}\r\n").expect("a request");
@@ -64,7 +64,7 @@ impl Events {
         events
     }
 
-    fn next(&mut self) -> (u64, Value) {
+    pub fn next(&mut self) -> (u64, Value) {
         let mut id = 0;
         loop {
             let mut line = String::new();
@@ -335,23 +335,21 @@ fn a_signed_webhook_triggers_a_pass() {
     let at = address(&machine, "watch.log");
     until("it converges", || converged(at));
     let looks = || get(at, "/api/v1/status").json()["looks"].as_u64().expect("a number");
-    until("it rests", || {
-        let before = looks();
-        std::thread::sleep(Duration::from_millis(700));
-        looks() == before
-    });
-    let before = looks();
     let hook = |headers: &str, body: &[u8]| send(at, "POST", "/api/v1/webhook", headers, body).status;
     let good =
         "X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17\r\n";
     assert_eq!(hook("", b"Hello, World!"), 401);
     assert_eq!(hook(good, b"Hello, World?"), 401);
     assert_eq!(hook("X-Gitlab-Token: It's a Secret\r\n", b"{}"), 401);
-    assert_eq!(hook(good, b"Hello, World!"), 202);
-    until("it looks", || looks() > before);
-    let before = looks();
-    assert_eq!(hook("X-Gitlab-Token: It's a Secret to Everybody\r\n", b"{}"), 202);
-    until("it looks", || looks() > before);
+    // More rounds than a fleet at rest has passes of its own.
+    for _ in 0..5 {
+        let before = looks();
+        assert_eq!(hook(good, b"Hello, World!"), 202);
+        until("the signed webhook has triggered a pass", || looks() > before);
+        let before = looks();
+        assert_eq!(hook("X-Gitlab-Token: It's a Secret to Everybody\r\n", b"{}"), 202);
+        until("the webhook with the token has triggered a pass", || looks() > before);
+    }
 }
 
 /// A server that takes messages; the first answers are refusals.
@@ -403,9 +401,7 @@ fn notifications_use_the_template_and_are_retried() {
     until("and that they are gone", || told("no errors any more"));
     // It has surely ended by the time it is checked.
     machine.write("bad", "  control: {start_mode: foreground, start_cmd: exit 7}\n");
-    let text = std::fs::read_to_string(machine.path("m/bad.yaml")).expect("a file");
-    let text = text.replace("start_check_secs: 0", "start_check_secs: 3");
-    std::fs::write(machine.path("m/bad.yaml"), text).expect("a file");
+    machine.edit("bad", "start_check_secs: 0", "start_check_secs: 3");
     until("failures are told", || told("start 0:127.0.0.1:web:bad: Failed"));
     let taken = taken.lock().expect("a lock");
     assert_eq!(
@@ -474,17 +470,7 @@ fn systemd_is_notified_of_ready_watchdog_and_stopping() {
 fn up_serves_the_same_api_at_the_gateways_address() {
     let machine = Machine::new();
     machine.process("a", "1", "");
-    let out = std::fs::File::create(machine.path("up.log")).expect("a file");
-    let both = out.try_clone().expect("a file");
-    let mut up = KillOnDrop(
-        machine
-            .command(&["up", "m"])
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(both)
-            .spawn()
-            .expect("it starts"),
-    );
+    let mut up = machine.start(&["up", "m"], "up.log");
     until("it is ready", || read_log(&machine, "up.log").contains("ready http://"));
     let at = address(&machine, "up.log");
     until("it converges", || converged(at));

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::fixtures::workspace::Workspace;
 use crate::http::Answer;
 use crate::listen::address;
 use crate::serve::{Gateway, log_of};
@@ -31,7 +32,7 @@ pub struct Site {
 
 impl Site {
     pub fn new(more: &[&str]) -> Site {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = Workspace::new();
         std::fs::write(folder.path().join("token"), "token\n").expect("a file");
         // The gateway has a folder of its own: both write a log.
         let own = folder.path().join("gateway");
@@ -367,7 +368,7 @@ fn known_connections(server: &Server) -> u64 {
 
 #[test]
 fn a_connection_is_authenticated_only_while_its_caller_is() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let apps = |secret: &str| {
         let text = format!("apps: [{{code: one, secret: {secret}}}, {{code: all, secret: s3cret}}]\n");
         std::fs::write(folder.path().join("apps.yaml"), text).expect("a file");
@@ -396,7 +397,7 @@ fn a_connection_is_authenticated_only_while_its_caller_is() {
 
 #[test]
 fn a_replaced_secret_ends_its_open_streams_and_no_other() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let apps = |first: &str| {
         let text = format!(
             "apps: [{{code: one, secret: {first}}}, {{code: two, secret: the-secret-of-two}}, {{code: all, secret: s3cret}}]\n"
@@ -414,14 +415,21 @@ fn a_replaced_secret_ends_its_open_streams_and_no_other() {
     let now =
         server.call("POST", "/api/abide/v1/state", json!({"range": {"prefix": "hold/"}}))["data"]["as_of"]
             .clone();
+    let known = || {
+        let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
+        let line = metrics.lines().find_map(|line| line.strip_prefix("abide_connections{caller=\"known\"} "));
+        line.and_then(|count| count.parse::<usize>().ok())
+    };
+    // Two streams, and the request for the metrics.
+    until("no other call is open", || known() == Some(3));
     let question = json!({"changes": {"prefix": "hold/", "after": now, "wait_ms": 30_000}}).to_string();
     let waits = std::thread::spawn({
         let (at, auth) = (server.address, auth("one"));
         move || Server::at(at).send("POST", "/api/abide/v1/state", &auth, question.as_bytes())
     });
-    // One that was let in by a secret that is replaced while it waits.
+    // A call that waits when its secret is replaced.
+    until("the call waits", || known() == Some(4));
     let begin = Instant::now();
-    std::thread::sleep(Duration::from_millis(200));
     apps("another-secret-of-one");
     let lines = rest_of(first, Duration::from_secs(10));
     let last = lines.last().expect("a last line");
@@ -437,7 +445,7 @@ fn a_replaced_secret_ends_its_open_streams_and_no_other() {
 
 #[test]
 fn a_replaced_token_ends_its_agents_stream_and_no_other() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     let tokens = |first: &str| {
         let text = format!("0:10.0.0.1 {first}\n0:10.0.0.2 the-token-of-the-second\n");

@@ -1,4 +1,4 @@
-//! What a person does by hand on targets that tell little: to the right processes, as whose they are, and remembered.
+//! Manual operations on targets with few facts: the right processes, their owners, and the recorded holds.
 
 use abide::store::{Embedded, Store, Txn};
 use serde_json::Value;

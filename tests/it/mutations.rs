@@ -1,4 +1,4 @@
-//! Manifests damaged at random: never a panic, always a place that exists.
+//! Randomly damaged manifests: no panic, and every problem has an existing location.
 
 use abide::import::convert;
 use abide::manifest::{Limits, load_text};

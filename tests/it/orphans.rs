@@ -1,4 +1,4 @@
-//! What no manifest wants any more goes with `--prune`, also when it was the last of its namespace.
+//! Orphans: `--prune` removes instances that no manifest declares, also the last one of a namespace.
 
 use crate::apply::Machine;
 use crate::dialects::{Daemon, Fleet};

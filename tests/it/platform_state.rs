@@ -1,5 +1,5 @@
-//! Platforms that read nothing back and know no names of calls: rollouts that are put back, where state is kept, and what is
-//! remembered for them.
+//! State for platforms that return no specs and no call ids: rollbacks, the location of the state, and recorded
+//! specs.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! What a run had begun when it died is found out by the next one, whatever its calls were made of.
+//! Recovery of interrupted runs: the next run determines the result of every call in flight.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! A loopback listener is open to every user of the machine: without the token it shows neither command lines nor values of
-//! the environment, wherever they could appear.
+//! Redaction without the token: a loopback listener shows neither command lines nor environment values.
 
 use std::time::{Duration, Instant};
 

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use abide::http::WebhookClient;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::fixtures::certificates::{Authority, Pair};
+use crate::fixtures::workspace::Workspace;
 use crate::http::{NOTHING_RUNS, Request};
 use crate::server::Server;
 use crate::support::{GOOD, Tree, abide, command, stderr, stdout, until};
@@ -74,7 +75,7 @@ fn a_redirecting_target_receives_no_secret_at_the_new_location() {
 
 #[test]
 fn an_agent_takes_no_operations_from_where_it_is_redirected_to() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     std::fs::write(folder.path().join("token"), "token\n").expect("a file");
     // A gateway that would accept this very agent.
     let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
@@ -123,7 +124,7 @@ fn state_and_notifications_are_not_redirected_either() {
 fn git_does_not_follow_a_redirect() {
     let (other, got) = redirector(404, "");
     let (at, asked) = redirector(301, &format!("http://{other}{{path}}"));
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let (url, log) = (format!("http://{at}/fleet.git"), folder.path().join("log"));
     let out = std::fs::File::create(&log).expect("a file");
     let args = ["watch", "--git", &url, "--listen", "127.0.0.1:0", "--owner", "x"];
@@ -188,33 +189,17 @@ fn plain_http_leaves_loopback_only_where_it_was_accepted() {
     assert!(!err.contains("t0ken"), "{err}");
 }
 
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-fn authority(name: &str) -> Authority {
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("a key");
-    let pem = params.self_signed(&key).expect("a certificate").pem();
-    Authority { issuer: Issuer::new(params, key), pem }
-}
-
 /// A platform with a certificate of this authority, on which nothing runs.
 fn platform(authority: &Authority) -> SocketAddr {
-    let key = KeyPair::generate().expect("a key");
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
-    let pem = params.signed_by(&key, &authority.issuer).expect("a certificate").pem();
+    let Pair { certificate, key } = authority.sign("127.0.0.1");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_no_client_auth()
         .with_single_cert(
-            vec![CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate")],
-            PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).expect("a key"),
+            vec![CertificateDer::from_pem_slice(certificate.as_bytes()).expect("a certificate")],
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key"),
         )
         .expect("a configuration");
     let config = Arc::new(config);
@@ -247,7 +232,7 @@ fn platform(authority: &Authority) -> SocketAddr {
 
 #[test]
 fn ca_only_trusts_only_the_file() {
-    let (ours, machines) = (authority("ours"), authority("the machine's"));
+    let (ours, machines) = (Authority::new("ours"), Authority::new("the machine's"));
     let plan = |at: SocketAddr, more: &str| {
         let tree = tree(&config(&format!("https://{at}"), "gse-v2", more));
         tree.write("ours.pem", &ours.pem);

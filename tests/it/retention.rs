@@ -1,17 +1,19 @@
-//! What is remembered has an end, and what cannot be remembered is not begun.
+//! Retention: history has a limit, and an operation that cannot be recorded is not started.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use abide::backend::Abide;
+use abide::contract::HistoryEntry;
 use abide::control::history;
 use abide::execute::ledger::{self, Entry};
-use abide::execute::{ActiveHolds, ExecutionContext, ExecutionEvent, StepOutcome, execute};
+use abide::execute::{
+    ActiveHolds, ExecutionContext, ExecutionEvent, ExecutionSettings, StepOutcome, execute,
+};
 use abide::http::{ApiClient, ApiEndpoint, ClientConfig};
-use abide::model::{Host, InstanceKey, Op, Plan, SpecSide, Step, Time, Wave};
+use abide::model::{Desired, Host, InstanceKey, Observed, Op, Plan, SpecSide, Step, Time, Wave};
 use abide::reconcile::Caps;
 use abide::store::{Embedded, Remote, Store};
-use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -28,9 +30,16 @@ fn access(url: String) -> ApiEndpoint {
 
 async fn is_trimmed<S: Store>(state: &S) {
     for nth in 0..history::MAX_ENTRIES as i64 + 5 {
-        history::add(state, "team", Time(nth), &json!({"nth": nth})).await.expect("it is added");
+        history::add(
+            state,
+            "team",
+            Time(nth),
+            &HistoryEntry { failed: Some(nth as usize), ..HistoryEntry::default() },
+        )
+        .await
+        .expect("it is added");
     }
-    history::add(state, "other", Time(1), &json!({})).await.expect("it is added");
+    history::add(state, "other", Time(1), &HistoryEntry::default()).await.expect("it is added");
     let (oldest, count) = state.slice("history/team/", 0, 1).await.expect("entries");
     assert_eq!(count, history::MAX_ENTRIES);
     assert!(oldest[0].key.starts_with("history/team/0000000000005-"), "{}", oldest[0].key);
@@ -90,20 +99,18 @@ async fn without_a_ledger_nothing_is_started() {
     let plan = Plan { waves: vec![Wave { steps: vec![step], ..Wave::default() }], ..Plan::default() };
     let (_stays, stop) = watch::channel(false);
     let (_free, restraints) = watch::channel(ActiveHolds::default());
-    let terms = ExecutionContext {
+    let settings = ExecutionSettings {
         owner: "team".to_owned(),
         target: "it".to_owned(),
         caps: Caps::GSE_V2,
         run: "1".to_owned(),
         deadline: Instant::now() + Duration::from_secs(10),
         max_parallel: 10,
-        depends: BTreeMap::new(),
-        declared: BTreeMap::new(),
-        before: BTreeMap::new(),
         check: |_| None,
         stop,
         restraints,
     };
+    let terms = ExecutionContext::new(settings, &Desired::default(), &Observed::default(), &plan);
     let mut sent = false;
     let done = execute(&plan, &backend, &state, &terms, &mut |told| {
         sent |= matches!(told, ExecutionEvent::Sent { .. })

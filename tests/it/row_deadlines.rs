@@ -1,4 +1,4 @@
-//! Clocks that differ, rows that an agent never ends, and what agents may forget of operations.
+//! Deadlines of result rows: clock skew, agents that send no result, and records that agents may drop.
 
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -10,6 +10,8 @@ use abide::store::{Embedded, Store};
 use serde_json::{Value, json};
 
 use crate::cutting_proxy::{Direction, Fate, Message, Proxy, Rule};
+use crate::fixtures::manifest::Manifest;
+use crate::fixtures::workspace::Workspace;
 use crate::server::{Lines, Server};
 use crate::support::{command, stderr, stdout, until};
 use crate::system::{APPS, System, is_alive, lines};
@@ -107,7 +109,7 @@ fn row(server: &Server, task: &Value) -> Value {
 
 #[test]
 fn a_row_that_an_agent_never_ends_is_final_at_its_deadline() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let server = server_with_short_timeout(folder.path());
     let mut agent = FakeAgent::join(&server, json!({}));
     let task = begin(&server, &spec(folder.path()), 0);
@@ -133,15 +135,17 @@ fn a_row_that_an_agent_never_ends_is_final_at_its_deadline() {
 
 #[test]
 fn apply_ends_though_the_agent_never_answers() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let server = server_with_short_timeout(folder.path());
     let _agent = FakeAgent::join(&server, json!({}));
-    let here = folder.path().display();
-    let manifest = format!(
-        "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: p}}\nhosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n\
-         spec:\n  identity: {{proc_name: p, setup_path: {here}, pid_path: {here}/p.pid, user: root}}\n  control: {{start_cmd: ./p}}\n\
-         \x20 monitor_policy: {{auto_type: 1, op_timeout: 1, start_check_secs: 0, stop_check_secs: 0}}\n"
-    );
+    let manifest = Manifest::local("p", folder.path())
+        .identity("user", "root")
+        .start_cmd("./p")
+        .monitor("auto_type", 1)
+        .monitor("op_timeout", 1)
+        .monitor("start_check_secs", 0)
+        .monitor("stop_check_secs", 0)
+        .to_string();
     std::fs::write(folder.path().join("p.yaml"), manifest).expect("a file");
     let apply = || abide(folder.path(), &server, &["apply", "p.yaml", "--yes", "--timeout", "60s"]);
     let first = apply();
@@ -167,7 +171,7 @@ fn abide(folder: &Path, server: &Server, args: &[&str]) -> Output {
 
 #[test]
 fn the_floor_rises_with_what_is_final_and_no_further() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
     let mut agent = FakeAgent::join(&server, json!({"floors": true}));
     begin(&server, &spec(folder.path()), 0);
@@ -185,8 +189,9 @@ fn the_floor_rises_with_what_is_final_and_no_further() {
     // One that does not know heartbeats gets none.
     drop(agent);
     let mut old = FakeAgent::join(&server, json!({}));
-    // An idle stream says something every 3 s.
-    std::thread::sleep(Duration::from_millis(3_200));
+    // An agent that joined later and knows them has got one.
+    let elsewhere = json!({"agent": "later", "hosts": ["0:10.0.0.9"], "floors": true});
+    FakeAgent::join(&server, elsewhere).next("heartbeat");
     let check = begin(&server, &spec(folder.path()), 2);
     let line = loop {
         let line = old.lines.next().expect("the stream goes on");
@@ -200,7 +205,7 @@ fn the_floor_rises_with_what_is_final_and_no_further() {
 
 #[test]
 fn numbers_continue_above_what_an_agent_knows_and_a_forged_one_is_ignored() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
     let now = u64::try_from(now.as_millis()).expect("a number");

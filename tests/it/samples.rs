@@ -1,14 +1,13 @@
-//! The sample fleet is valid, covers what it says, and its commands really run, with nothing but a shell.
+//! The sample fleet: valid, complete, and its commands run with a shell alone.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use abide::manifest::{self, Limits};
 use abide::model::{AutoType, Spec, StartMode};
 
-use crate::support::{Tree, project};
+use crate::support::{Tree, project, until};
 
 fn fleet() -> manifest::Loaded {
     manifest::load(&[project().join("manifests")], &Limits::default())
@@ -87,7 +86,7 @@ fn the_daemon_starts_reloads_and_stops_by_its_commands() {
     let spec = spec("beat");
     assert!(shell(&moved(&spec.control.start_cmd), &spec).status().expect("a shell").success());
     let pid_file = folder.path().join("beat.pid");
-    wait_for("the pid file", || std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n')));
+    until("the pid file", || std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n')));
     let healthy = || {
         shell(&moved(&spec.control.health_cmd), &spec)
             .stderr(Stdio::null())
@@ -98,17 +97,8 @@ fn the_daemon_starts_reloads_and_stops_by_its_commands() {
     assert!(healthy());
     assert!(shell(&moved(&spec.control.reload_cmd), &spec).status().expect("a shell").success());
     let log = || std::fs::read_to_string(folder.path().join("beat.log")).unwrap_or_default();
-    wait_for("the reload", || log().contains("reloaded"));
+    until("the reload", || log().contains("reloaded"));
     assert!(healthy() && log().contains("beat"));
     assert!(shell(&moved(&spec.control.stop_cmd), &spec).status().expect("a shell").success());
-    wait_for("the end", || !healthy());
-}
-
-/// Looks until something is so; a deadline that only a failure reaches.
-fn wait_for(what: &str, so: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !so() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "{what} did not come");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the end", || !healthy());
 }

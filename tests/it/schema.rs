@@ -1,4 +1,4 @@
-//! The schema says what the checker says, as far as a schema can.
+//! The JSON schema: it accepts and refuses the same documents as the checker, as far as a schema can.
 
 use abide::manifest::grammar::{self, Requirement, Section, Shape};
 use abide::manifest::schema::schema;

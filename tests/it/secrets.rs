@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use crate::fixtures::manifest::Manifest;
 use crate::support::{abide, stderr, stdout, until};
 use crate::system::{HOST, System, whoami};
 
@@ -10,16 +11,16 @@ const OLD: &str = "hunter2-of-the-db";
 const NEW: &str = "correct-horse-battery";
 
 fn manifest(system: &System, secret: &str, more: &str) -> String {
-    let folder = system.folder.path().display();
-    format!(
-        "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: api}}\n\
-         hosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\nspec:\n\
-         \x20 identity: {{proc_name: api, setup_path: {folder}, pid_path: {folder}/api.pid, log_path: {folder}/api.log, user: {user}}}\n\
-         \x20 control: {{start_cmd: 'echo hello; exec sleep 1000{more}', start_mode: foreground}}\n\
-         \x20 monitor_policy: {{auto_type: 1, start_check_secs: 0, stop_check_secs: 5}}\n\
-         \x20 env: {{TOKEN: {{value: {secret}, secret: true}}, MODE: plain}}\n",
-        user = whoami()
-    )
+    Manifest::local("api", system.folder.path())
+        .identity("user", whoami())
+        .identity("log_path", system.path("api.log").display())
+        .start_cmd(&format!("echo hello; exec sleep 1000{more}"))
+        .control("start_mode", "foreground")
+        .monitor("auto_type", 1)
+        .monitor("start_check_secs", 0)
+        .monitor("stop_check_secs", 5)
+        .spec("env", &format!("{{TOKEN: {{value: {secret}, secret: true}}, MODE: plain}}"))
+        .to_string()
 }
 
 fn system() -> System {

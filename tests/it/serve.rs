@@ -1,5 +1,4 @@
-//! `abide serve` as it is installed: the real program, its files, its signals, what slow and greedy clients meet, a
-//! client that is not ours, and deaths in the middle of work.
+//! `serve` as installed: files, signals, slow and greedy clients, an independent client, and crashes during work.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::fixtures::workspace::Workspace;
 use crate::server::Server;
 use crate::support::{abide, command, needs, project, stderr, until};
 
@@ -73,7 +73,7 @@ fn an_independent_client_passes_the_protocol_contract() {
     if !needs("python3") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     contract(&gateway.url);
     let log = log_of(folder.path());
@@ -95,7 +95,7 @@ fn tls_works_and_a_renewed_certificate_is_reloaded() {
     if !needs("python3") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let write = |name: &str| {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
         std::fs::write(folder.path().join("cert.pem"), made.cert.pem()).expect("a file");
@@ -126,7 +126,7 @@ fn tls_works_and_a_renewed_certificate_is_reloaded() {
 
 #[test]
 fn apps_are_reloaded_while_it_runs() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     let auth = |code: &str, secret: &str| {
         format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{code}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
@@ -146,7 +146,7 @@ fn apps_are_reloaded_while_it_runs() {
 
 #[test]
 fn a_non_loopback_address_needs_tls_or_a_flag() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     std::fs::write(folder.path().join("apps.yaml"), APPS).expect("a file");
     let args = ["serve", "--listen", "0.0.0.0:0", "--data", "data", "--apps", "apps.yaml"];
     let output = abide(&args, folder.path(), b"");
@@ -170,7 +170,7 @@ fn a_non_loopback_address_needs_tls_or_a_flag() {
 
 #[test]
 fn slow_and_greedy_clients_are_refused_and_others_continue() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let limits =
         ["--request-secs", "1", "--max-connections", "12", "--max-rate", "40", "--max-body-bytes", "2000"];
     let gateway = Gateway::start(folder.path(), &limits);
@@ -232,7 +232,7 @@ fn slow_and_greedy_clients_are_refused_and_others_continue() {
 
 #[test]
 fn excess_concurrent_requests_are_refused_and_it_recovers() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &["--max-requests", "2"]);
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
     let get = || gateway.server.send("GET", "/api/abide/v1/hosts", auth, b"");
@@ -295,7 +295,7 @@ fn every_quirk_of_the_protocol_and_every_nasty_body_gets_its_answer() {
     if !needs("python3") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     let script = project().join("tests/it/quirks.py");
     let output = Command::new("python3").arg(script).arg(&gateway.url).output().expect("python3 runs");
@@ -305,7 +305,7 @@ fn every_quirk_of_the_protocol_and_every_nasty_body_gets_its_answer() {
 #[test]
 fn secrets_are_not_logged_and_the_folder_is_private() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &["-vvv"]);
     let answer = gateway.server.gse("register_proc_info", body("p", "10.0.0.1"));
     assert_eq!(answer["result"], true, "{answer}");
@@ -325,7 +325,7 @@ fn secrets_are_not_logged_and_the_folder_is_private() {
 
 #[test]
 fn killed_under_load_it_comes_back_with_everything_it_acknowledged() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let mut acknowledged: Vec<String> = Vec::new();
     for round in 0..8 {
         let gateway = Gateway::start(folder.path(), &[]);
@@ -382,7 +382,7 @@ fn killed_under_load_it_comes_back_with_everything_it_acknowledged() {
 
 #[test]
 fn sigterm_stops_the_gateway() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     for signal in ["-TERM", "-INT"] {
         let mut gateway = Gateway::start(folder.path(), &[]);
         // An idle connection keeps nobody.
@@ -396,7 +396,7 @@ fn sigterm_stops_the_gateway() {
 
 #[test]
 fn a_folder_has_one_gateway() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let _first = Gateway::start(folder.path(), &[]);
     let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
     let output = abide(&args, folder.path(), b"");
@@ -405,7 +405,7 @@ fn a_folder_has_one_gateway() {
 
 #[test]
 fn a_revoked_permission_closes_its_streams() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     let join = json!({"agent": "a\nfalse line", "hosts": ["0:10.0.0.1"]}).to_string();
     let token = "Authorization: Bearer token\r\n";
@@ -433,7 +433,7 @@ fn a_revoked_permission_closes_its_streams() {
 
 #[test]
 fn a_damaged_entry_is_detected_and_a_clean_stop_leaves_one_file() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let mut gateway = Gateway::start(folder.path(), &[]);
     for n in 0..50 {
         gateway.server.gse("register_proc_info", body(&format!("p{n}"), "10.0.0.1"));
@@ -465,7 +465,7 @@ fn a_file_that_may_not_grow_stops_writes_and_nothing_else() {
     if !needs("prlimit") {
         return;
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Workspace::new();
     let gateway = Gateway::start(folder.path(), &[]);
     gateway.server.gse("register_proc_info", body("first", "10.0.0.1"));
     let pid = gateway.child.id().to_string();

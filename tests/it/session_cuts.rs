@@ -1,4 +1,4 @@
-//! Each operation runs once, whatever breaks between an agent and its gateway. Runs are counted by the children themselves.
+//! Cut sessions between agent and gateway: each operation runs once. The processes count their own runs.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Stdio};

@@ -1,5 +1,5 @@
-//! The simulated fleet behind the `Backend` trait, with everything that goes wrong, and a controller of a few lines that
-//! looks, plans, does and expects: whatever happens meanwhile, it converges once the faults end, and does nothing twice.
+//! The simulated fleet behind the `Backend` trait, with faults, and a minimal controller: it converges once the
+//! faults end, and repeats nothing.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -8,9 +8,10 @@ use std::task::{Context, Poll, Waker};
 use abide::backend::Scope;
 use abide::backend::sim::{Faults, Fleet, LATE_SECS, Sim};
 use abide::backend::{Backend, Operation, OperationState};
-use abide::manifest::{Limits, load_text};
 use abide::model::{Desired, Dialect, HostKey, InstanceKey, Now, Observed, Op, Plan};
 use abide::reconcile::{Caps, Expectation, Expected, Rules, expectations, overlay, reconcile};
+
+use crate::fixtures::manifest::{self, Manifest};
 
 const LAG: u64 = 300;
 
@@ -23,21 +24,12 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn desired(start: &str) -> Desired {
-    let mut text = String::new();
-    for name in ["api", "db", "cache"] {
-        let depends = if name == "api" { "depends_on: [db]\n" } else { "" };
-        text.push_str(&format!(
-            "---\napiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\n{depends}hosts:\n"
-        ));
-        text.extend((1..=4).map(|n| format!("  - {{ip: 10.0.0.{n}, bk_cloud_id: 0}}\n")));
-        text.push_str(&format!(
-            "spec:\n  identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-             control: {{start_cmd: {start}, stop_cmd: ./stop, restart_cmd: ./restart}}\n"
-        ));
-    }
-    let loaded = load_text("fleet.yaml", text, &Limits::default());
-    assert_eq!(loaded.problems, []);
-    loaded.desired
+    let one = |name: &str| {
+        let manifest = Manifest::remote(name).hosts(4).start_cmd(start).stop_cmd("./stop");
+        let manifest = manifest.control("restart_cmd", "./restart");
+        if name == "api" { manifest.depends_on(&["db"]) } else { manifest }
+    };
+    manifest::desired(["api", "db", "cache"].map(one))
 }
 
 struct Controller<'a> {

@@ -1,12 +1,9 @@
-//! The standing loop as it is, on a simulated fleet of every kind, in virtual time: people edit, things break, somebody
-//! meddles, replies are lost, calls take effect twice or long after everybody stopped waiting, hosts are silent, the
-//! controller dies in the middle of what it does and is begun anew. When that is over, everything is as wanted and stays so
-//! without another call; nothing was launched more often than people and deaths asked for; what is held or paused was not
-//! touched.
+//! The control loop on simulated fleets of every dialect, in virtual time, under edits, drift, lost replies, repeated and
+//! late calls, silent hosts and controller crashes. Afterwards everything is in sync and stays so without a call; nothing
+//! was launched more often than edits and crashes explain; held and paused instances were not touched.
 //!
-//! On our own gateway all of that holds whatever happens: a call has a name, is carried out once, and is waited for. A
-//! platform that knows no names can carry out a call long after any look could tell of it, or once more: each of these may
-//! cost a launch and one to mend it, and what such a restart put into effect no list tells. Without them, it holds there too.
+//! On our own gateway this holds under every fault: a call has an id, runs once, and is waited for. A platform without call
+//! ids may run a call late or twice, which costs a launch and its repair; without such faults the same holds there.
 //!
 //! `ABIDE_SOAK=5000` runs that many seeds, `ABIDE_SEED=7` one of them.
 
@@ -16,8 +13,8 @@ use std::time::Duration;
 
 use abide::backend::sim::{Faults, LATE_SECS, Proc};
 use abide::control::spec_history::ManifestHistory;
-use abide::control::{self, ControllerConfig, ControllerEvent};
-use abide::manifest::{Limits, load_text};
+use abide::control::{self, ControllerConfig, ControllerEvent, ManifestConfig};
+use abide::manifest::Limits;
 use abide::model::{Desired, Dialect, Hold, HostKey, InstanceKey, Pause, State};
 use abide::reconcile::{Caps, Rules};
 use abide::source::Source;
@@ -25,6 +22,7 @@ use abide::source::in_memory::InMemory;
 use tokio::sync::{Notify, watch};
 
 use crate::fake::{Fake, no_faults};
+use crate::fixtures::manifest::{self, Manifest};
 
 const HOSTS: u64 = 3;
 const NAMES: [&str; 4] = ["api", "db", "cache", "queue"];
@@ -195,10 +193,12 @@ fn setting(dialect: Dialect) -> ControllerConfig {
         timeout: Duration::from_secs(600),
         check: |_| None,
         trigger: Arc::default(),
-        source: "handed".to_owned(),
-        user: None,
-        limits: Limits::default(),
-        manifest_history: ManifestHistory::Paths(Vec::new()),
+        manifests: ManifestConfig {
+            source: "handed".to_owned(),
+            default_user: None,
+            limits: Limits::default(),
+            history: ManifestHistory::Paths(Vec::new()),
+        },
     }
 }
 
@@ -208,25 +208,20 @@ struct DesiredProcesses(BTreeMap<&'static str, (u32, bool)>);
 
 impl DesiredProcesses {
     fn desired(&self) -> Desired {
-        let mut text = String::new();
-        for name in NAMES {
+        let one = |name: &str| {
             let (version, stopped) = self.0.get(name).copied().unwrap_or_default();
-            let depends = if name == "api" { "depends_on: [db]\n" } else { "" };
-            // One is restarted, the other stopped and started.
-            let restart = if name < "d" { ", restart_cmd: ./restart" } else { "" };
-            let state = if stopped && name != "db" { "stopped" } else { "running" };
-            text.push_str(&format!(
-                "---\napiVersion: abide/v1\nkind: Process\nstate: {state}\nmeta: {{namespace: web, name: {name}}}\n{depends}hosts:\n"
-            ));
-            text.extend((1..=HOSTS).map(|n| format!("  - {{ip: 10.0.0.{n}, bk_cloud_id: 0}}\n")));
-            text.push_str(&format!(
-                "spec:\n  identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-                 control: {{start_cmd: ./run {version}, stop_cmd: ./stop{restart}}}\n  monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n"
-            ));
-        }
-        let loaded = load_text("fleet.yaml", text, &Limits::default());
-        assert_eq!(loaded.problems, []);
-        loaded.desired
+            let manifest = Manifest::remote(name)
+                .hosts(HOSTS)
+                .field("state", if stopped && name != "db" { "stopped" } else { "running" })
+                .start_cmd(&format!("./run {version}"))
+                .stop_cmd("./stop")
+                .monitor("auto_type", 1)
+                .monitor("start_check_secs", 0);
+            let manifest = if name == "api" { manifest.depends_on(&["db"]) } else { manifest };
+            // Some have a restart command, the others are stopped and started.
+            if name < "d" { manifest.control("restart_cmd", "./restart") } else { manifest }
+        };
+        manifest::desired(NAMES.map(one))
     }
 }
 

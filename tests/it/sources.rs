@@ -1,4 +1,5 @@
-//! Where manifests come from: another source is not pruned by unasked, and the history of a repository knows old specs.
+//! Manifest sources: another source prunes nothing unless asked, and the history of a repository contains old
+//! specs.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! What `status` and `get` say of processes is measured on what is wanted now.
+//! Sync status in `status` and `get`: it compares against the active revision.
 
 use serde_json::Value;
 

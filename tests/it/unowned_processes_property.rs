@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abide::backend::sim::{Faults, Held, Proc};
-use abide::control::{Target, execution_context};
-use abide::execute::world::Observation;
-use abide::execute::{ExecutionContext, execute, journal, recover};
-use abide::manifest::{Limits, load_text};
+use abide::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, execute, journal, recover};
 use abide::model::{Desired, Dialect, HashedSpec, HoldReason, InstanceKey, Now, Plan, Spec};
-use abide::reconcile::{Rules, reconcile};
+use abide::observe::{NoHistory, Observation, SearchCache, StablePlanInputs, Target};
+use abide::reconcile::Rules;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::fake::{Fake, no_faults};
+use crate::fixtures::manifest::{self, Manifest};
 use crate::soak::paused;
 
 const OWNER: &str = "team";
@@ -24,17 +23,14 @@ const OWNER: &str = "team";
 fn desired(random: &mut fastrand::Rng) -> Desired {
     let one = |name: &str| {
         let state = ["running", "running", "running", "stopped", "unhosted", "absent"][random.usize(..6)];
-        format!(
-            "---\napiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nstate: {state}\n\
-             hosts:\n  - {{ip: 10.0.0.1, bk_cloud_id: 0}}\n  - {{ip: 10.0.0.2, bk_cloud_id: 0}}\nspec:\n  \
-             identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  \
-             control: {{start_cmd: ./run, stop_cmd: ./stop, restart_cmd: ./restart}}\n"
-        )
+        Manifest::remote(name)
+            .hosts(2)
+            .field("state", state)
+            .start_cmd("./run")
+            .stop_cmd("./stop")
+            .control("restart_cmd", "./restart")
     };
-    let text: String = ["a", "b", "c", "d"].map(one).concat();
-    let loaded = load_text("law.yaml", text, &Limits::default());
-    assert_eq!(loaded.problems, []);
-    loaded.desired
+    manifest::desired(["a", "b", "c", "d"].map(one))
 }
 
 /// What others have in a world: their processes by pid, and their registrations.
@@ -85,14 +81,10 @@ impl Controller<'_> {
     async fn plan(&self) -> Option<(Observation, Plan)> {
         let mut world = self.fake.observe(self.desired, true).await.ok()?;
         let rules = Rules { known_namespaces: world.namespaces(OWNER), ..self.rules.clone() };
-        let plan = |world: &Observation| {
-            let now = Now { at: self.fake.sim().now(), ..Now::default() };
-            reconcile(self.desired, &world.observed, &rules, &now)
-        };
-        let mut planned = plan(&world);
-        while world.check_live(&self.fake.far, &rules.caps, &planned).await {
-            planned = plan(&world);
-        }
+        let now = Now { at: self.fake.sim().now(), ..Now::default() };
+        let inputs = StablePlanInputs { desired: self.desired, rules: &rules, now: &now };
+        let known = &mut SearchCache::default();
+        let planned = world.plan_until_stable(&inputs, &self.fake.far, &NoHistory, known).await;
         Some((world, planned))
     }
 
@@ -122,14 +114,18 @@ impl Controller<'_> {
         }
         let Some((world, plan)) = self.plan().await else { return };
         let (_stop, stopped) = watch::channel(false);
-        let terms = ExecutionContext {
+        let settings = ExecutionSettings {
             owner: OWNER.to_owned(),
             target: self.fake.name().to_owned(),
             caps: self.rules.caps,
             run: format!("run-{}", self.runs),
             deadline: Instant::now() + Duration::from_secs(300),
-            ..execution_context(self.desired, &world.observed, &plan, stopped)
+            max_parallel: 1000,
+            check: |_| None,
+            restraints: watch::channel(ActiveHolds::default()).1,
+            stop: stopped,
         };
+        let terms = ExecutionContext::new(settings, self.desired, &world.observed, &plan);
         self.within(secs, execute(&plan, backend, store, &terms, &mut |_| {})).await;
     }
 }

@@ -15,8 +15,9 @@ use abide::store::{Embedded, Outcome, Store, Txn};
 use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::fixtures::workspace::Workspace;
 use crate::support::{project, stderr, stdout, until};
-use crate::system::{is_alive, lines, parent_of, processes, whoami};
+use crate::system::{is_alive, lines, parent_of, whoami};
 
 /// Where the fixtures were made.
 const MADE_IN: &str = "/tmp/abide-upgrade";
@@ -316,7 +317,7 @@ fn a_local_system_is_upgraded_and_downgraded_under_its_processes() {
 
 /// A gateway and an agent of any version.
 struct GatewayAndAgent {
-    folder: tempfile::TempDir,
+    folder: Workspace,
     gateway: Option<KillOnDrop>,
     agent: Option<KillOnDrop>,
     address: String,
@@ -325,7 +326,7 @@ struct GatewayAndAgent {
 impl GatewayAndAgent {
     fn new() -> GatewayAndAgent {
         use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = Workspace::new();
         let pair = GatewayAndAgent { folder, gateway: None, agent: None, address: String::new() };
         for (name, content) in
             [("apps.yaml", crate::system::APPS), ("tokens", "* token\n"), ("token", "token\n")]
@@ -414,18 +415,6 @@ fn end(child: Option<KillOnDrop>) {
     if let Some(mut child) = child {
         crate::system::kill(child.0.id(), "TERM");
         child.0.wait().expect("it ends");
-    }
-}
-
-impl Drop for GatewayAndAgent {
-    fn drop(&mut self) {
-        drop((self.agent.take(), self.gateway.take()));
-        for pid in processes() {
-            let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
-            if cwd.starts_with(self.folder.path()) {
-                crate::system::kill(pid, "KILL");
-            }
-        }
     }
 }
 

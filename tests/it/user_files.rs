@@ -1,16 +1,14 @@
-//! Files that a spec names are opened with the rights of the spec's user, and no user redirects root.
+//! Files that a spec names: the agent opens them with the rights of the spec's user.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::{TestUser, test_user, until};
 use crate::system::{System, kill};
-
-const FAILED: i64 = 65535;
 
 /// A root-owned directory that everyone can enter, and a root-owned file in it.
 fn root_file(system: &System, name: &str, mode: u32) -> PathBuf {
@@ -32,15 +30,6 @@ fn as_user(user: &TestUser, program: &str, args: &[&Path]) {
     assert!(user.command(program).args(args).status().expect("it runs").success(), "{program} {args:?}");
 }
 
-fn refused(system: &System, name: &str, spec: &Value, says: &[&str]) {
-    let (code, message) = system.operate(name, 0, spec);
-    assert_eq!(code, FAILED, "{message}");
-    for text in says {
-        assert!(message.contains(text), "{text:?} in {message:?}");
-    }
-    assert!(system.pid(name).is_none(), "{name} runs");
-}
-
 #[test]
 fn a_spec_accesses_only_files_its_user_may() {
     let Some(user) = test_user() else { return };
@@ -50,24 +39,19 @@ fn a_spec_accesses_only_files_its_user_may() {
     let cron = system.path("root-only/cron");
     let mut spec = system.spec_of(&user, "log", "echo '* * * * * root evil'; sleep 1000");
     spec["identity"]["log_path"] = json!(cron);
-    refused(
-        &system,
-        "log",
-        &spec,
-        &["cannot open log_path", "root-only/cron", &as_whom, "Permission denied"],
-    );
+    system.refuses("log", &spec, &["cannot open log_path", "root-only/cron", &as_whom, "Permission denied"]);
     assert!(!cron.exists());
     let mut spec = system.spec_of(&user, "env", "echo $TAKEN > taken; sleep 1000");
     spec["env"] = json!({"TAKEN": {"file": secret}});
-    refused(&system, "env", &spec, &["env TAKEN", "root-only/secret", &as_whom, "Permission denied"]);
+    system.refuses("env", &spec, &["env TAKEN", "root-only/secret", &as_whom, "Permission denied"]);
     assert!(!system.home(&user).join("taken").exists());
     let mut spec = system.spec_of(&user, "pid", "sleep 1000");
     spec["identity"]["pid_path"] = json!(secret);
-    refused(&system, "pid", &spec, &["pid_path", "root-only/secret", &as_whom, "Permission denied"]);
+    system.refuses("pid", &spec, &["pid_path", "root-only/secret", &as_whom, "Permission denied"]);
     is_untouched(&secret);
     let mut spec = system.spec_of(&user, "cwd", "pwd; sleep 1000");
     spec["identity"]["setup_path"] = json!(system.path("agent"));
-    refused(&system, "cwd", &spec, &["setup_path", &as_whom, "Permission denied"]);
+    system.refuses("cwd", &spec, &["setup_path", &as_whom, "Permission denied"]);
     // A command that runs later has no more rights than the start.
     let mut spec = system.spec_of(&user, "later", "sleep 1000");
     assert_eq!(system.operate("later", 0, &spec).0, 0);
@@ -106,18 +90,18 @@ fn a_users_link_does_not_redirect_root() {
     };
     // The log itself is a link.
     as_user(&user, "ln", &[Path::new("-s"), &keys, &home.join("link")]);
-    refused(&system, "link", &in_home("link"), &["log_path", "link is a symbolic link"]);
+    system.refuses("link", &in_home("link"), &["log_path", "link is a symbolic link"]);
     // A directory on the way is one.
     as_user(&user, "ln", &[Path::new("-s"), keys.parent().expect("a folder"), &home.join("way")]);
     let mut spec = in_home("way");
     spec["identity"]["log_path"] = json!(home.join("way/authorized_keys"));
-    refused(&system, "way", &spec, &["log_path", "way is a symbolic link of user", &user.name]);
+    system.refuses("way", &spec, &["log_path", "way is a symbolic link of user", &user.name]);
     spec["identity"]["log_path"] = json!(home.join("free.log"));
     spec["identity"]["pid_path"] = json!(home.join("way/authorized_keys"));
-    refused(&system, "way", &spec, &["pid_path", "way is a symbolic link of user", &user.name]);
+    system.refuses("way", &spec, &["pid_path", "way is a symbolic link of user", &user.name]);
     // A hard link, which the user could make where the kernel does not protect them.
     std::fs::hard_link(&keys, home.join("hard")).expect("a link");
-    refused(&system, "hard", &in_home("hard"), &["log_path", "hard links"]);
+    system.refuses("hard", &in_home("hard"), &["log_path", "hard links"]);
     is_untouched(&keys);
     // A root-owned link leads where root wants.
     symlink(system.folder.path(), home.join("roots")).expect("a link");
@@ -187,7 +171,7 @@ fn a_log_that_root_made_earlier_is_named_with_the_command_that_hands_it_over() {
     std::fs::create_dir(system.home(&user).join("log")).expect("a folder");
     std::fs::write(&log, "earlier\n").expect("a file");
     let command = format!("chown {}: {}", user.name, log.display());
-    refused(&system, "old", &spec, &["log_path", "Permission denied", "belongs to user root", &command]);
+    system.refuses("old", &spec, &["log_path", "Permission denied", "belongs to user root", &command]);
     let words: Vec<&str> = command.split(' ').collect();
     assert!(Command::new(words[0]).args(&words[1..]).status().expect("it runs").success());
     assert_eq!(system.operate("old", 0, &spec), (0, "success".to_owned()));
@@ -232,7 +216,7 @@ fn an_env_file_that_is_not_a_small_regular_file_is_an_error() {
         {
             spec["env"] = json!({"FROM": {"file": path}});
             let begin = Instant::now();
-            refused(&system, &format!("{who}{nth}"), &spec, &["env FROM", &path.display().to_string(), says]);
+            system.refuses(&format!("{who}{nth}"), &spec, &["env FROM", &path.display().to_string(), says]);
             assert!(begin.elapsed() < Duration::from_secs(5), "{}", path.display());
         }
     }
@@ -240,7 +224,7 @@ fn an_env_file_that_is_not_a_small_regular_file_is_an_error() {
     // A log and a pid file, too.
     let mut spec = system.spec_of(&user, "log", "sleep 1000");
     spec["identity"]["log_path"] = json!(fifo);
-    refused(&system, "log", &spec, &["log_path", "is a FIFO"]);
+    system.refuses("log", &spec, &["log_path", "is a FIFO"]);
     let mut agent = system.agent.take().expect("an agent");
     kill(agent.id(), "TERM");
     let mut ended = None;

@@ -1,4 +1,4 @@
-//! The verbs as scripts and people use them.
+//! Verbs of the command line, as scripts and users run them.
 
 use std::io::Read;
 use std::process::Stdio;

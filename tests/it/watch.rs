@@ -1,6 +1,4 @@
-//! `watch` on a directory: changes are taken up, drift is repaired, what is broken changes nothing, and one leads.
-
-use std::process::Stdio;
+//! `watch` on a directory: applies changes, repairs drift, ignores broken manifests, and has one leader.
 
 use serde_json::{Value, json};
 
@@ -16,12 +14,9 @@ pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
         args.extend(["--interval", "1s"]);
     }
     args.extend(more);
-    let out = std::fs::File::create(machine.path(log)).expect("a file");
-    let both = out.try_clone().expect("a file");
-    let child =
-        machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
-    until("it is ready", || read_log(machine, log).contains("ready http://"));
-    KillOnDrop(child)
+    let watch = machine.start(&args, log);
+    until("watch is ready", || read_log(machine, log).contains("ready http://"));
+    watch
 }
 
 /// The same for a machine with `a` and `b`, once both run and it has said so.
@@ -75,7 +70,7 @@ fn a_directly_registered_change_is_reverted() {
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("it runs", || running(&machine, &["a"]));
-    let text = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    let text = machine.manifest_text("a");
     let mut manifest: Value = serde_yaml::from_str(&text).expect("a manifest");
     manifest["spec"]["control"]["start_cmd"] = "echo start a other >> effects; exec sleep 1000".into();
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().expect("a user");
@@ -120,8 +115,8 @@ fn a_saved_change_is_applied_and_a_broken_one_is_not() {
     until("the reason is told", || read_log(&machine, "watch.log").contains("control.start_cmd"));
     // A broken edit is shown, and nothing happens; the next good one is taken up.
     let second = machine.pids();
-    let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
-    std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
+    let good = machine.manifest_text("a");
+    machine.edit("a", "start_cmd", "strat_cmd");
     until("it is told", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
     machine.process("b", "1", "b");
     until("others go on", || machine.effects().contains(&"reload b".to_owned()));
@@ -190,9 +185,7 @@ fn a_standby_takes_over_without_repeating_operations() {
 fn a_long_rollout_keeps_the_lease() {
     let machine = Machine::new();
     machine.several("many", "1");
-    let file = machine.path("m/many.yaml");
-    let text = std::fs::read_to_string(&file).expect("a file");
-    std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 7s")).expect("a file");
+    machine.edit("many", "batch: 1", "batch: 1, soak: 7s");
     let _watch = watch(&machine, "watch.log", &[]);
     until("both run", || running(&machine, &["many_1", "many_2"]));
     until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
@@ -209,13 +202,18 @@ fn a_pause_takes_effect_during_a_rollout() {
     let _watch = watch(&machine, "watch.log", &[]);
     until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     let again = || machine.effects().iter().filter(|line| *line == "start many 2").count();
-    let text = std::fs::read_to_string(machine.path("m/many.yaml")).expect("a file");
-    let text = text.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 6s");
-    std::fs::write(machine.path("m/many.yaml"), text).expect("a file");
+    let soaking = machine.manifest_text("many").replace("batch: 1", "batch: 1, soak: 6s");
+    machine.declare("many", soaking.replace("start many 1", "start many 2"));
     until("the first is new", || again() == 1);
     assert_eq!(machine.run(&["pause", "web", "--reason", "hands off"]).0, 0);
-    until("it is told", || read_log(&machine, "watch.log").contains("hands off"));
-    assert_eq!(again(), 1);
+    until("watch reports the pause", || read_log(&machine, "watch.log").contains("hands off"));
+    // Another namespace is not paused: its rollout begins after the pause and soaks for longer.
+    machine.several("other", "1");
+    let other = machine.manifest_text("other").replace("batch: 1", "batch: 1, soak: 7s");
+    machine.declare("other", other.replace("namespace: web", "namespace: batch"));
+    let others = || machine.effects().iter().filter(|line| *line == "start other 1").count();
+    until("the other rollout has soaked", || others() == 2);
+    assert_eq!(again(), 1, "the soak is over, and the pause still holds");
     assert_eq!(machine.run(&["resume", "web"]).0, 0);
     until("the second is new, too", || again() == 2);
 }
@@ -236,7 +234,7 @@ fn atomic_renames_and_link_swaps_are_applied() {
         std::os::unix::fs::symlink(to, machine.path("sync/next")).expect("a link");
         std::fs::rename(machine.path("sync/next"), machine.path("sync/current")).expect("it is swapped");
     };
-    let a = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    let a = machine.manifest_text("a");
     let version = |number: &str| a.replace("start a 1", &format!("start a {number}"));
     std::fs::create_dir_all(machine.path("sync/rev-2/m")).expect("a folder");
     std::fs::write(machine.path("sync/rev-2/m/a.yaml"), version("2")).expect("a file");
@@ -337,14 +335,8 @@ fn a_waiting_component_blocks_no_other() {
     let machine = Machine::new();
     machine.several("many", "1");
     ["slow", "other"].iter().for_each(|name| machine.process(name, "1", ""));
-    let exchange = |name: &str, old: &str, new: &str| {
-        let file = machine.path(&format!("m/{name}.yaml"));
-        let text = std::fs::read_to_string(&file).expect("a file");
-        assert!(text.contains(old), "{text}");
-        std::fs::write(&file, text.replace(old, new)).expect("a file");
-    };
-    exchange("many", "batch: 1", "batch: 1, soak: 1h");
-    exchange("slow", "start_check_secs: 0", "start_check_secs: 300");
+    machine.edit("many", "batch: 1", "batch: 1, soak: 1h");
+    machine.edit("slow", "start_check_secs: 0", "start_check_secs: 300");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("it waits", || read_log(&machine, "watch.log").contains("soaking for"));
     let mut effects = vec!["start many 1", "start other 1", "start slow 1"];
@@ -365,7 +357,7 @@ fn a_waiting_component_blocks_no_other() {
     assert!(held.iter().any(|held| held["reason"] == "UnderWay"), "{status}");
     assert_eq!(read_log(&machine, "watch.log").matches("soaking for").count(), 1, "it still waits");
     // Another wish for what is under way is not kept waiting.
-    exchange("many", ", soak: 1h", "");
+    machine.edit("many", ", soak: 1h", "");
     effects.insert(2, "start many 1");
     until("the rest follows", || machine.effects() == effects);
 }

@@ -1,12 +1,10 @@
-//! What a standing loop keeps to over restarts and changes of whom it stands for: its switches, what it gave up on, its
-//! history, and where its target is to be found.
+//! Restarts of `watch`: its switches, suspended instances, history and target survive.
 
 use std::fs;
-use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::apply::{KillOnDrop, Machine};
+use crate::apply::Machine;
 use crate::listen::{address, get};
 use crate::support::until;
 use crate::system::kill;
@@ -61,9 +59,7 @@ fn in_flight_steps_count_towards_the_budget() {
     let _watch = watch(&machine, "watch.log", &["--max-restart", "1", "--interval", "1h"]);
     until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     machine.process("a", "2", "");
-    let file = machine.path("m/a.yaml");
-    let text = fs::read_to_string(&file).expect("a file");
-    fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    machine.edit("a", "start_check_secs: 0", "start_check_secs: 300");
     until("it is begun", || machine.effects().contains(&"start a 2".to_owned()));
     machine.process("b", "2", "");
     until("it is held", || {
@@ -165,9 +161,7 @@ fn a_rolled_back_process_waits_for_a_manifest_change() {
 fn a_killed_run_is_in_the_history() {
     let machine = Machine::new();
     machine.process("a", "1", "");
-    let file = machine.path("m/a.yaml");
-    let text = fs::read_to_string(&file).expect("a file");
-    fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    machine.edit("a", "start_check_secs: 0", "start_check_secs: 300");
     let mut watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("it is begun", || machine.effects() == ["start a 1"]);
     let history =
@@ -222,12 +216,7 @@ fn a_dead_local_system_is_restarted() {
     machine.process("b", "1", "");
     until("it is begun again", || running(&machine, &["a", "b"]));
     // One in the foreground takes over.
-    let up = machine
-        .command(&["up", "--listen", "127.0.0.1:0"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn();
-    let up = KillOnDrop(up.expect("it starts"));
+    let up = machine.start(&["up", "--listen", "127.0.0.1:0"], "up.log");
     until("it serves", || serving() == Some(up.0.id()));
     machine.process("c", "1", "");
     until("it is followed there", || running(&machine, &["a", "b", "c"]));

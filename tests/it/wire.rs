@@ -1,5 +1,4 @@
-//! The wire, against the documents' own examples: accepted and produced field by field. Both sides of a comparison are
-//! never our own types: a type that is wrong must not agree with itself.
+//! Wire formats against the documents' own examples, field by field. No comparison has our own types on both sides.
 
 use abide::gse::codes::{EnvelopeCode, GseOp, RowCode};
 use abide::gse::request::{MultiRequest, ProcRequest};

@@ -1,5 +1,5 @@
-//! Each dialect against a platform that knows nothing but the documents: what is sent is what they show, byte for byte
-//! in its fields, and their literal answers are understood.
+//! Golden requests of each dialect against a platform built from the documents: requests match field by field, and
+//! literal responses are understood.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};

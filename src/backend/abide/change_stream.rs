@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::sync::mpsc::Sender;
 
-use super::process::ProcessWire;
+use super::process::observed_instance;
 use super::{TIME, read};
 use crate::backend::{BackendError, ChangeEvent};
+use crate::contract::ProcessChange;
 use crate::error_chain::chain;
 use crate::http::ApiClient;
-use crate::model::InstanceKey;
 
 /// Why the stream ended.
 #[derive(Debug, thiserror::Error)]
@@ -64,25 +64,17 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> Re
 
 /// Parses lines into one event. `Err`: the stream can no longer be trusted.
 fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, StreamError> {
-    #[derive(Deserialize)]
-    struct Line<'a> {
-        number: Option<u64>,
-        instance: Option<InstanceKey>,
-        #[serde(borrow)]
-        process: Option<ProcessWire<'a>>,
-        error: Option<String>,
-    }
     let text = std::str::from_utf8(text).map_err(|_| StreamError::NotUtf8)?;
     let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
-        let line: Line<'_> = read(line)?;
+        let line: ProcessChange<&RawValue> = read(line)?;
         let Some(number) = line.number else {
             return Err(line.error.map_or(StreamError::Compacted, StreamError::Ended));
         };
         last = Some(number);
         if let Some(key) = line.instance {
-            let seen = line.process.map(|row| row.seen(&mut specs)).transpose();
-            rows.push((key, seen?));
+            let seen = line.process.flatten().map(|row| observed_instance(&row, &mut specs)).transpose()?;
+            rows.push((key, seen));
         }
     }
     Ok(last.map(|number| ChangeEvent::Rows { number, rows }))

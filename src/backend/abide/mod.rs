@@ -9,8 +9,6 @@ mod operations;
 mod process;
 mod status;
 
-pub use observe::HostRow;
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +23,7 @@ use super::{
     Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Refusal,
     RefusalReason, Scope, Task, Watermark, name_of_move,
 };
+use crate::contract::FoundTask;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
 use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
@@ -130,11 +129,7 @@ impl Backend for Abide {
     }
 
     async fn find_task(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, BackendError> {
-        #[derive(Deserialize)]
-        struct Found {
-            task: Option<String>,
-        }
-        let found: Found = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
+        let found: FoundTask = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
         let rows = instances.iter().map(|instance| (instance.clone(), instance.to_string())).collect();
         Ok(found.task.map(|id| Task { ids: vec![id], rows, ..Task::default() }))
     }
@@ -217,9 +212,9 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
 
 /// Percent-encodes a page key for a URL.
 fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-    let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(one).collect()
+    use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+    const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
 #[cfg(test)]

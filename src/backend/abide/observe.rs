@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
-use super::process::ProcessWire;
+use super::process::observed_instance;
 use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
+use crate::contract::{GatewayProcess, HostEntry, ProcessPage, TaskEntry};
 use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
 
 /// Rows per page.
@@ -23,42 +23,15 @@ pub(super) struct FullObservation {
     as_of: u64,
 }
 
-/// One host as the gateway reports it.
-#[derive(Clone, Debug, Deserialize)]
-pub struct HostRow {
-    pub host: HostKey,
-    pub agent: bool,
-    pub version: Option<String>,
-    pub heard: String,
-    /// How far the agent's clock is ahead of the gateway's, in milliseconds; `None`: unknown.
-    #[serde(default)]
-    pub clock_skew_ms: Option<i64>,
-    #[serde(default)]
-    pub processes: u64,
-}
-
-#[derive(Deserialize)]
-struct Page<'a> {
-    #[serde(borrow)]
-    items: Vec<ProcessWire<'a>>,
-    more: Option<String>,
-    as_of: u64,
-}
-
 impl Abide {
     /// Every process that the gateway knows.
-    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, BackendError> {
+    pub async fn rows(&self, query: &str) -> Result<Vec<GatewayProcess>, BackendError> {
         let mut all = Vec::new();
         let mut after = String::new();
         loop {
-            #[derive(Deserialize)]
-            struct Page {
-                items: Vec<Value>,
-                more: Option<String>,
-            }
             let path = format!("/api/abide/v1/processes?limit={PAGE}{query}{after}");
-            let page: Page = read(&self.get(&path).await?)?;
-            all.extend(page.items.into_iter().map(shown));
+            let page: ProcessPage = read(&self.get(&path).await?)?;
+            all.extend(page.items.into_iter().map(GatewayProcess::with_redacted_specs));
             match page.more {
                 Some(more) => after = format!("&after={}", escaped(&more)),
                 None => return Ok(all),
@@ -66,17 +39,17 @@ impl Abide {
         }
     }
 
-    pub async fn hosts(&self) -> Result<Vec<HostRow>, BackendError> {
+    pub async fn hosts(&self) -> Result<Vec<HostEntry>, BackendError> {
         read(&self.get("/api/abide/v1/hosts").await?)
     }
 
-    pub async fn tasks(&self) -> Result<Vec<Value>, BackendError> {
+    pub async fn tasks(&self) -> Result<Vec<TaskEntry>, BackendError> {
         read(&self.get("/api/abide/v1/tasks").await?)
     }
 
     /// Hosts with a connected agent.
     pub(super) async fn alive(&self) -> Result<BTreeSet<HostKey>, BackendError> {
-        let hosts: Vec<HostRow> = read(&self.get("/api/abide/v1/hosts?brief=1").await?)?;
+        let hosts: Vec<HostEntry> = read(&self.get("/api/abide/v1/hosts?brief=1").await?)?;
         Ok(hosts.into_iter().filter(|row| row.agent).map(|row| row.host).collect())
     }
 
@@ -117,13 +90,13 @@ impl Abide {
         let mut after = String::new();
         loop {
             let text = self.get(&format!("/api/abide/v1/processes?limit={PAGE}{after}")).await?;
-            let page: Page<'_> = read(&text)?;
+            let page: ProcessPage<&RawValue> = read(&text)?;
             as_of.get_or_insert(page.as_of);
             // The caller has the wanted specs; the cache must not keep all others alive.
             specs.clear();
             for row in page.items {
                 let key = row.instance.clone();
-                let mut seen = row.seen(&mut specs)?;
+                let mut seen = observed_instance(&row, &mut specs)?;
                 // Most specs are as wanted: share one copy in memory.
                 if let Some(likely) = likely.get(&key) {
                     for version in [&mut seen.registered_spec, &mut seen.live] {
@@ -140,17 +113,6 @@ impl Abide {
             }
         }
     }
-}
-
-/// A redacted spec takes the place of a full one.
-fn shown(mut row: Value) -> Value {
-    for (field, redacted) in [("spec", "spec_redacted"), ("live_spec", "live_spec_redacted")] {
-        let part = row.as_object_mut().and_then(|row| row.remove(redacted));
-        if let Some(mut part) = part.filter(|_| row[field].is_null()) {
-            row[field] = part["spec"].take();
-        }
-    }
-    row
 }
 
 pub(super) fn gaps<'a>(

@@ -11,6 +11,7 @@ use super::operations::{TaskWire, host_value};
 use super::{Abide, read};
 use crate::backend::live_check::live;
 use crate::backend::{BackendError, InstanceQuery};
+use crate::backoff::BackoffPolicy;
 use crate::clock;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
@@ -21,7 +22,7 @@ const BATCH: usize = 1000;
 /// Timeout for the rows of one call.
 const TIME: Duration = Duration::from_secs(10);
 /// Interval between two polls: first and maximum.
-const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+const POLL: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(10), Duration::from_millis(500));
 
 #[derive(Deserialize)]
 struct StatusWire {
@@ -75,7 +76,7 @@ impl Abide {
         let body = json!({"proc_operate_req": subjects.iter().map(item).collect::<Vec<_>>()});
         let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &[]).await?;
         let task = read::<TaskWire>(&text)?.task_id;
-        let (begin, mut pace) = (Instant::now(), POLL.0);
+        let (begin, mut pace) = (Instant::now(), POLL.first());
         loop {
             let mut rows: HashMap<String, StatusWire> = match self.results(&task).await? {
                 Some(text) => read(&text)?,
@@ -86,7 +87,7 @@ impl Abide {
                 return Ok(rows);
             }
             tokio::time::sleep(pace).await;
-            pace = (pace * 2).min(POLL.1);
+            pace = POLL.next(pace);
         }
     }
 }

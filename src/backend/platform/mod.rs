@@ -25,14 +25,16 @@ use self::wire::{Item, PlatformRequest, ResponseKind};
 use super::{
     Backend, BackendError, InstanceQuery, Operation, OperationState, OperationStatus, RowState, Scope, Task,
 };
+use crate::backoff::BackoffPolicy;
 use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
 use crate::http::{ApiEndpoint, CallError, ClientError};
 use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
 
 /// Attempts of a read-only call, and the first delay between them.
-const QUESTIONS: usize = 4;
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+const QUESTIONS: u32 = 4;
+const RETRIES: BackoffPolicy =
+    BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(5)).with_factor(3);
 
 pub struct Platform {
     line: Transport,
@@ -99,8 +101,7 @@ impl Platform {
         name: &str,
         body: serde_json::Value,
     ) -> Result<T, CallError> {
-        let mut wait = FIRST_WAIT;
-        for _ in 1..QUESTIONS {
+        for nth in 1..QUESTIONS {
             match self.ask(name, body.clone()).await {
                 Err(broken)
                     if matches!(
@@ -109,8 +110,7 @@ impl Platform {
                     ) =>
                 {
                     tracing::info!(%name, %broken, "retrying");
-                    tokio::time::sleep(wait).await;
-                    wait *= 3;
+                    tokio::time::sleep(RETRIES.after(nth)).await;
                 }
                 result => return result,
             }

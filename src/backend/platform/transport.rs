@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::super::{BackendError, Refusal, RefusalReason};
+use crate::backoff::BackoffPolicy;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
 use crate::model::Dialect;
@@ -48,8 +49,7 @@ struct AdaptiveRate {
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum retries of a rate-limited call.
 const MAX_RETRIES: u32 = 10;
-const FIRST_GAP: Duration = Duration::from_millis(100);
-const LONGEST_GAP: Duration = Duration::from_secs(5);
+const GAPS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(5));
 
 impl Transport {
     pub fn new(
@@ -70,7 +70,7 @@ impl Transport {
             credentials.insert("bk_username".to_owned(), name.into());
         }
         let least = pace.qps.filter(|qps| *qps > 0.0).map_or(Duration::ZERO, |qps| {
-            Duration::try_from_secs_f64(1.0 / qps).unwrap_or(LONGEST_GAP).min(LONGEST_GAP)
+            Duration::try_from_secs_f64(1.0 / qps).unwrap_or(GAPS.max()).min(GAPS.max())
         });
         let turns = AdaptiveRate { next: Instant::now(), gap: least, least };
         Ok(Transport {
@@ -138,7 +138,7 @@ impl Transport {
 
     fn slower(&self) {
         let mut turns = self.turns();
-        turns.gap = (turns.gap * 2).clamp(FIRST_GAP, LONGEST_GAP);
+        turns.gap = GAPS.next(turns.gap);
         turns.next = turns.next.max(Instant::now() + turns.gap);
     }
 

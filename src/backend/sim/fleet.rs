@@ -255,46 +255,18 @@ impl Fleet {
         let sent = order.spec.clone().map(|spec| Held { spec, revision: order.revision });
         let uses_given = habits.uses_given && order.op != Op::Register;
         let used = if uses_given { given.clone() } else { sent };
-        let kind = used.as_ref().or(given.as_ref()).map(|held| held.spec.monitor.auto_type);
-        let one = |held: &Option<Held>| match (held, &used) {
-            (Some(held), Some(used)) => held.same_identity(&used.spec),
-            _ => false,
-        };
-        let ours = proc.owner == order.owner;
-        let no = |why: &'static str| {
-            Err(PreconditionError::Operation { op: order.op, instance: order.instance.clone(), why })
-        };
-        let other_supervision = proc.hosted && given.is_some() && !one(&given);
-        let other_process = proc.live.is_some() && !one(&proc.live) && kind != Some(AutoType::Periodic);
+        if let Some(why) = self.refusal(order, &proc, &used, uses_given) {
+            return Err(PreconditionError::Operation { op: order.op, instance: order.instance.clone(), why });
+        }
         match order.op {
-            Op::Register if !habits.registry => return no("there is no registry"),
-            Op::Register if used.is_none() => return no("no spec was sent"),
-            Op::Register if other_supervision || other_process => return no("another identity is in use"),
             Op::Register => {
                 proc.given = used;
                 self.register_live(&mut proc);
             }
-
-            Op::Unregister if !habits.registry || given.is_none() => return no("not registered"),
-            Op::Unregister if proc.hosted || proc.live.is_some() => return no("in use"),
             Op::Unregister => proc.given = None,
-
-            Op::Start if used.is_none() => return no("no spec is known"),
-            Op::Start if proc.live.is_some() => return no("already running"),
-            Op::Start if self.is_taken(order, &used) => return no("another process has this identity"),
-            Op::Start if kind == Some(AutoType::Periodic) => return no("runs by schedule"),
-            Op::Start if other_supervision => return no("another identity is supervised"),
             Op::Start => {
                 (proc.live, proc.given, proc.ran, proc.hosted) = (used.clone(), used.clone(), used, true);
                 proc.pid = Some(self.fresh_pid());
-            }
-
-            Op::Stop | Op::Kill if proc.live.is_none() => return no("not running"),
-            Op::Stop | Op::Kill if (habits.needs_old || uses_given) && !one(&proc.live) => {
-                return no("another process runs");
-            }
-            Op::Stop | Op::Kill if habits.needs_commands && !has_command(order.op, &used) => {
-                return no("no command for it");
             }
             Op::Stop | Op::Kill => {
                 // The supervision of another identity stays.
@@ -303,33 +275,11 @@ impl Fleet {
                 proc.hosted &= proc.live.as_ref().is_some_and(other);
                 (proc.live, proc.pid) = (None, None);
             }
-
-            Op::Supervise if used.is_none() => return no("no spec is known"),
-            Op::Supervise if other_supervision || other_process => return no("another identity is in use"),
-            Op::Supervise if proc.hosted && ours && (uses_given || given == used) => {
-                return no("already supervised");
-            }
             Op::Supervise => {
                 (proc.hosted, proc.given) = (true, used);
                 self.register_live(&mut proc);
             }
-
-            Op::Unsupervise if !proc.hosted => return no("not supervised"),
-            Op::Unsupervise if (habits.needs_old || uses_given) && !one(&given) => {
-                return no("another identity is supervised");
-            }
             Op::Unsupervise => proc.hosted = false,
-
-            Op::Restart | Op::Reload if proc.live.is_none() => return no("not running"),
-            Op::Restart | Op::Reload if kind != Some(AutoType::Resident) => {
-                return no("not a resident process");
-            }
-            Op::Restart | Op::Reload if !one(&proc.live) => return no("another process runs"),
-            Op::Restart | Op::Reload
-                if !has_command(order.op, &used) && (order.op == Op::Reload || habits.needs_commands) =>
-            {
-                return no("no command for it");
-            }
             Op::Restart => {
                 proc.live = used.clone();
                 proc.pid = Some(self.fresh_pid());
@@ -373,6 +323,62 @@ impl Fleet {
         if let Some((spec, revision)) = after {
             *live = Held { spec: Arc::new(HashedSpec::new(spec)), revision };
         }
+    }
+
+    /// Why the target refuses an operation in this state; `None`: it carries it out.
+    fn refusal(
+        &self,
+        order: &Operation,
+        proc: &Proc,
+        used: &Option<Held>,
+        uses_given: bool,
+    ) -> Option<&'static str> {
+        let (habits, given) = (habits(self.dialect), &proc.given);
+        let kind = used.as_ref().or(given.as_ref()).map(|held| held.spec.monitor.auto_type);
+        let one = |held: &Option<Held>| match (held, used) {
+            (Some(held), Some(used)) => held.same_identity(&used.spec),
+            _ => false,
+        };
+        let ours = proc.owner == order.owner;
+        let other_supervision = proc.hosted && given.is_some() && !one(given);
+        let other_process = proc.live.is_some() && !one(&proc.live) && kind != Some(AutoType::Periodic);
+        let needs_same = habits.needs_old || uses_given;
+        let lacks_command = !has_command(order.op, used);
+        let why = match order.op {
+            Op::Register if !habits.registry => "there is no registry",
+            Op::Register if used.is_none() => "no spec was sent",
+            Op::Register if other_supervision || other_process => "another identity is in use",
+            Op::Unregister if !habits.registry || given.is_none() => "not registered",
+            Op::Unregister if proc.hosted || proc.live.is_some() => "in use",
+            Op::Start if used.is_none() => "no spec is known",
+            Op::Start if proc.live.is_some() => "already running",
+            Op::Start if self.is_taken(order, used) => "another process has this identity",
+            Op::Start if kind == Some(AutoType::Periodic) => "runs by schedule",
+            Op::Start if other_supervision => "another identity is supervised",
+            Op::Stop | Op::Kill if proc.live.is_none() => "not running",
+            Op::Stop | Op::Kill if needs_same && !one(&proc.live) => "another process runs",
+            Op::Stop | Op::Kill if habits.needs_commands && lacks_command => "no command for it",
+            Op::Supervise if used.is_none() => "no spec is known",
+            Op::Supervise if other_supervision || other_process => "another identity is in use",
+            Op::Supervise if proc.hosted && ours && (uses_given || given == used) => "already supervised",
+            Op::Unsupervise if !proc.hosted => "not supervised",
+            Op::Unsupervise if needs_same && !one(given) => "another identity is supervised",
+            Op::Restart | Op::Reload if proc.live.is_none() => "not running",
+            Op::Restart | Op::Reload if kind != Some(AutoType::Resident) => "not a resident process",
+            Op::Restart | Op::Reload if !one(&proc.live) => "another process runs",
+            Op::Restart if lacks_command && habits.needs_commands => "no command for it",
+            Op::Reload if lacks_command => "no command for it",
+            Op::Register
+            | Op::Unregister
+            | Op::Start
+            | Op::Stop
+            | Op::Kill
+            | Op::Supervise
+            | Op::Unsupervise
+            | Op::Restart
+            | Op::Reload => return None,
+        };
+        Some(why)
     }
 
     /// Whether another instance of the host has the identity.

@@ -63,12 +63,18 @@ struct Inner {
     /// Number of late or repeated effects.
     extra_effects: BTreeMap<InstanceKey, usize>,
     tasks: BTreeMap<u64, Vec<Row>>,
-    /// Change stream subscribers, and the number of changes.
-    followers: Vec<Sender<ChangeEvent>>,
-    number: u64,
-    tells: bool,
+    stream: SimStream,
     /// Start time of each process, by pid.
     started: BTreeMap<u32, Time>,
+}
+
+/// The change stream.
+struct SimStream {
+    followers: Vec<Sender<ChangeEvent>>,
+    /// Number of changes so far.
+    number: u64,
+    /// Whether the target streams changes.
+    is_offered: bool,
 }
 
 struct Row {
@@ -95,9 +101,7 @@ impl Sim {
             pending: Vec::new(),
             extra_effects: BTreeMap::new(),
             tasks: BTreeMap::new(),
-            followers: Vec::new(),
-            number: 0,
-            tells: false,
+            stream: SimStream { followers: Vec::new(), number: 0, is_offered: false },
             started: BTreeMap::new(),
         };
         Sim { inner: Mutex::new(inner) }
@@ -110,13 +114,13 @@ impl Sim {
 
     /// Streams changes from now on, as the Abide gateway does.
     pub fn tell_changes(self) -> Sim {
-        self.inner().tells = true;
+        self.inner().stream.is_offered = true;
         self
     }
 
     /// Ends all change streams, as a broken connection would.
     pub fn break_off(&self) {
-        self.inner().followers.clear();
+        self.inner().stream.followers.clear();
     }
 
     pub fn now(&self) -> Time {
@@ -254,15 +258,15 @@ impl Inner {
         if *last == rows {
             return;
         }
-        if self.tells {
-            self.number += 1;
+        if self.stream.is_offered {
+            self.stream.number += 1;
             let keys: BTreeSet<&InstanceKey> = rows.keys().chain(last.keys()).collect();
             let other = keys.into_iter().filter(|key| rows.get(key) != last.get(key));
             let other =
                 other.map(|key| (key.clone(), rows.get(key).map(|seen| reported(seen.clone(), self.now))));
-            let reported = ChangeEvent::Rows { number: self.number, rows: other.collect() };
+            let reported = ChangeEvent::Rows { number: self.stream.number, rows: other.collect() };
             // A subscriber with a full queue is not waited for.
-            self.followers.retain(|follower| follower.try_send(reported.clone()).is_ok());
+            self.stream.followers.retain(|follower| follower.try_send(reported.clone()).is_ok());
             // A change stream shows the current state, without lag.
             self.history.clear();
         }
@@ -283,7 +287,8 @@ impl Inner {
             .or(self.history.first())
             .cloned()
             .unwrap_or_default();
-        let seen = rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host) || self.tells);
+        let seen =
+            rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host) || self.stream.is_offered);
         let instances = seen.map(|(key, seen)| (key, reported(seen, as_of))).collect();
         Observed { instances, gaps: self.silent(), at: self.now }
     }
@@ -344,11 +349,11 @@ impl Backend for Sim {
     async fn follow(&self, _scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {
         let mut inner = self.inner();
         let observed = inner.look();
-        if !inner.tells {
+        if !inner.stream.is_offered {
             return Ok((observed, None));
         }
-        let (tell, changes) = ChangeStream::new(inner.number);
-        inner.followers.push(tell);
+        let (tell, changes) = ChangeStream::new(inner.stream.number);
+        inner.stream.followers.push(tell);
         Ok((observed, Some(changes)))
     }
 
@@ -356,7 +361,7 @@ impl Backend for Sim {
         let inner = self.inner();
         let mut gaps = inner.silent();
         gaps.retain(|host, _| hosts.contains(host));
-        Ok(Watermark { number: inner.number, gaps })
+        Ok(Watermark { number: inner.stream.number, gaps })
     }
 
     async fn submit(&self, _call: &str, orders: &[Operation]) -> Result<Task, BackendError> {

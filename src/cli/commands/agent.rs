@@ -16,6 +16,7 @@ use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::systemd::Systemd;
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
+use crate::contract::{self, RefusedLaunch, RefusedLaunches};
 use crate::error_chain::chain;
 use crate::http::{AddressError, ClientConfig};
 use crate::malloc;
@@ -180,7 +181,13 @@ fn check_policy(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
         .block_on(refused_instances(&args.data, &policy))
         .map_err(|error| failed(format!("cannot check {}: {error}", args.data.display())))?;
     match args.output {
-        PlainForm::Json => printer.data(&format!("{}\n", serde_json::json!({ "refused": refused }))),
+        PlainForm::Json => {
+            let row = |one: &RefusedInstance| RefusedLaunch {
+                instance: one.instance.clone(),
+                reasons: one.reasons.clone(),
+            };
+            printer.data(&contract::compact(&RefusedLaunches { refused: refused.iter().map(row).collect() }));
+        }
         PlainForm::Text if refused.is_empty() => printer.data("no instance would be refused\n"),
         PlainForm::Text => {
             for RefusedInstance { instance, reasons } in &refused {

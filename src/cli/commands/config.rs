@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use serde_json::json;
-
 use crate::cli::args::PlainForm;
 use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{CONFIG_FILE_NAME, Trust, find_config_files, trust};
 use crate::cli::{Exit, Failure};
+use crate::contract::{self, ConfigFileRow};
 
 /// Show config files, and trust the one in this directory
 #[derive(Debug, clap::Args)]
@@ -67,11 +66,13 @@ fn show(args: &ShowArgs, printer: &Printer) -> Result<(), Failure> {
     let chosen = find_config_files(args.config.as_deref())?;
     let files: Vec<_> = chosen.first.iter().chain(&chosen.users).collect();
     if args.output == PlainForm::Json {
-        let file = |file: &&crate::cli::target::ConfigFile| {
-            json!({"file": file.path.display().to_string(), "origin": file.origin, "trusted": file.trust == Trust::Full,
-                   "targets": file.config.targets.keys().collect::<Vec<_>>()})
+        let file = |file: &&crate::cli::target::ConfigFile| ConfigFileRow {
+            file: file.path.display().to_string(),
+            origin: file.origin,
+            trusted: file.trust == Trust::Full,
+            targets: file.config.targets.keys().cloned().collect(),
         };
-        printer.data(&format!("{}\n", json!(files.iter().map(file).collect::<Vec<_>>())));
+        printer.data(&contract::compact(&files.iter().map(file).collect::<Vec<_>>()));
         return Ok(());
     }
     if files.is_empty() {

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use crate::cli::args::PlainForm;
 use crate::cli::commands::manual::InstanceSelector;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
-use crate::cli::sync_status::statuses;
+use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
+use crate::contract::{HistoryEntry, HoldDetails, InstanceChange, ProcessDetails, TargetProcess};
 use crate::control::history::changes;
-use crate::model::InstanceKey;
-use crate::store::Store;
+use crate::store::{Store, keys};
 
 /// Show all details of one process or instance
 #[derive(Debug, clap::Args)]
@@ -33,40 +33,51 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.target.connect(LocalStart::Never)?.ok_or_else(unknown)?;
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
         let rows = live.rows("").await?;
-        let history = live.state.range("history/", None, usize::MAX).await.map(|page| page.entries);
-        let history: Vec<Value> = history
+        let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
+        let history: Vec<HistoryEntry> = history
             .unwrap_or_default()
             .iter()
             .filter_map(|entry| serde_json::from_slice(&entry.value).ok())
             .collect();
         Ok::<_, Failure>((rows, live.restraints().await?.0, statuses(&live).await?, history))
     })?;
-    let key = |row: &Value| row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
-    let rows: Vec<Value> =
-        rows.into_iter().filter(|row| key(row).is_some_and(|key| args.process.matches(&key))).collect();
-    if rows.is_empty() {
-        return Err(unknown());
-    }
     let rows: Vec<Value> = rows
         .into_iter()
-        .map(|mut row| {
-            let hold = key(&row).and_then(|key| holds.iter().find(|hold| hold.instance == key));
-            row["hold"] = hold.map_or(Value::Null, |hold| json!({"by": hold.by, "reason": hold.reason, "until": hold.until.map(|time| time.to_string())}));
-            if let Some(status) = key(&row).and_then(|key| statuses.get(&key)) {
-                row["sync"] = json!(status.sync.word());
-                row["next_action"] = json!(status.next);
-            }
-            let instance = row["instance"].as_str().unwrap_or_default().to_owned();
-            row["changes"] = json!(changes(&history, &instance));
+        .filter(|row| args.process.matches(row.instance()))
+        .map(|row| {
+            let hold = holds.iter().find(|hold| hold.instance == *row.instance()).map(HoldDetails::from);
+            let changes = changes(&history, row.instance());
+            let status = statuses.get(row.instance());
+            let mut row = serde_json::to_value(details(row, hold, status, changes)).unwrap_or_default();
             redact_secrets(&mut row);
             row
         })
         .collect();
+    if rows.is_empty() {
+        return Err(unknown());
+    }
     match args.output {
         PlainForm::Json => printer.data(&format!("{:#}\n", Value::Array(rows))),
         PlainForm::Text => printer.styled(&rows.iter().map(render).collect::<String>()),
     }
     Ok(Exit::Done)
+}
+
+fn details(
+    mut process: TargetProcess,
+    hold: Option<HoldDetails>,
+    status: Option<&ProcessStatus>,
+    changes: Vec<InstanceChange>,
+) -> ProcessDetails {
+    let mut sync = status.map(|status| status.sync);
+    // The row of another platform has the field already.
+    if let TargetProcess::Observed(process) = &mut process
+        && let Some(sync) = sync.take()
+    {
+        process.row.sync = sync;
+    }
+    let next_action = status.map(|status| status.next.clone());
+    ProcessDetails { process, hold, sync, next_action, changes }
 }
 
 /// A row as text: one line per field, nested values as YAML.

@@ -3,37 +3,38 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anstyle::{AnsiColor, Style};
-use serde_json::{Value, json};
 use similar::{ChangeTag, InlineChange, TextDiff};
 
 use crate::cli::args::PlainForm;
 use crate::cli::commands::plan::args::DiffArgs;
 use crate::cli::commands::plan::groups::format_hosts;
-use crate::cli::commands::plan::input::PlanInput;
+use crate::cli::commands::plan::input::{PlanInput, read_and_plan};
 use crate::cli::commands::plan::refusal;
 use crate::cli::output::print::{BOLD, DIM, Printer, quoted, visible};
 use crate::cli::{Exit, Failure};
+use crate::contract::{self, FieldDifference, Sides};
 use crate::model::{
-    DesiredInstance, Field, HostKey, InstanceKey, KnownSpec, Presence, Present, ProcessKey, Spec, State,
+    DesiredInstance, Field, HoldReason, HostKey, InstanceKey, KnownSpec, Plan, Presence, Present, ProcessKey,
+    Spec, State,
 };
 use crate::reconcile::why::{Part, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // Exit code 1 means differences, so errors exit with 2.
-    let input = PlanInput::read(&args.input, printer).map_err(|failure| match failure.exit {
+    let planned = read_and_plan(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::InvalidManifest | Exit::Unreachable => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
     });
-    let input = input.inspect_err(|failure| {
+    let (input, plan) = planned.inspect_err(|failure| {
         if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {
             printer.data(&refusal(failure.exit, Some(reason)));
         }
     })?;
-    let differences = differences(&input);
+    let differences = differences(&input, &plan);
     match args.output {
         PlainForm::Text => printer.styled(&text(&differences)),
         PlainForm::Json => {
-            let rows: Vec<Value> = differences.iter().map(json).collect();
+            let rows: Vec<contract::Difference> = differences.iter().map(document).collect();
             let json = serde_json::to_string_pretty(&rows);
             let json =
                 json.map_err(|error| Failure::new(Exit::Changes, format!("cannot write JSON: {error}")))?;
@@ -56,14 +57,13 @@ struct Difference<'a> {
     given: Option<Vec<Part>>,
     live: Option<Vec<Part>>,
     /// Why the plan holds it.
-    held: Option<&'static str>,
+    held: Option<HoldReason>,
 }
 
 /// The instances that a plan changes or holds.
-fn differences(input: &PlanInput) -> Vec<Difference<'_>> {
-    let plan = input.plan();
-    let held: BTreeMap<&InstanceKey, &'static str> =
-        plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
+fn differences<'a>(input: &'a PlanInput, plan: &Plan) -> Vec<Difference<'a>> {
+    let held: BTreeMap<&InstanceKey, HoldReason> =
+        plan.held.iter().map(|held| (&held.instance, held.reason)).collect();
     // A moved process is compared with its observed state under the old name.
     let moved: BTreeMap<&InstanceKey, &InstanceKey> =
         plan.steps().filter_map(|step| Some((&step.instance, step.from.as_ref()?))).collect();
@@ -93,7 +93,7 @@ fn difference<'a>(
     key: &'a InstanceKey,
     want: Option<&'a DesiredInstance>,
     seen: Result<Option<Present<'a>>, &'a str>,
-    held: Option<&'static str>,
+    held: Option<HoldReason>,
     owner: &'a str,
 ) -> Difference<'a> {
     let empty = Spec::default();
@@ -144,25 +144,25 @@ fn fields(old: &Spec, new: &Spec, known: &[&Spec]) -> Vec<Part> {
     differ.into_iter().flat_map(|field| parts(field, old, new, known)).collect()
 }
 
-fn json(difference: &Difference<'_>) -> Value {
+fn document(difference: &Difference<'_>) -> contract::Difference {
     let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
     let fields = |parts: &Option<Vec<Part>>| {
         parts.as_ref().map(|parts| {
-            let one = |(field, old, new): &Part| json!({"field": field, "old": old, "new": new});
-            parts.iter().map(one).collect::<Vec<Value>>()
+            let parts = parts.iter().cloned();
+            parts.map(|(field, old, new)| FieldDifference { field, old, new }).collect()
         })
     };
-    json!({
-        "instance": key,
-        "moved_from": from,
-        "state": {"old": state.0, "new": state.1},
-        "owner": {"old": owner.0, "new": owner.1},
-        "given": fields(given),
-        "live": fields(live),
-        "unknown": seen.err(),
-        "held": held,
-        "at": want.map(|want| want.origin.place.to_string()),
-    })
+    contract::Difference {
+        instance: (*key).clone(),
+        moved_from: from.cloned(),
+        state: Sides { old: Some(state.0.clone()), new: Some(state.1.to_owned()) },
+        owner: Sides { old: owner.0.map(str::to_owned), new: Some(owner.1.to_owned()) },
+        given: fields(given),
+        live: fields(live),
+        unknown: seen.err().map(str::to_owned),
+        held: *held,
+        at: want.map(|want| want.origin.place.to_string()),
+    }
 }
 
 const REMOVED: Style = AnsiColor::Red.on_default();
@@ -190,7 +190,7 @@ fn body(difference: &Difference<'_>) -> String {
     let wanted = want.map_or("declared by no manifest".to_owned(), |want| want.origin.place.to_string());
     text.push_str(&format!("  {DIM}wanted: {wanted}{DIM:#}\n"));
     if let Some(held) = held {
-        text.push_str(&format!("  {DIM}held: {held}{DIM:#}\n"));
+        text.push_str(&format!("  {DIM}held: {}{DIM:#}\n", held.word()));
     }
     if let Err(why) = seen {
         text.push_str(&format!("  cannot compare: {why}\n"));

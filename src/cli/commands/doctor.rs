@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
-use crate::backend::{AnyBackend, Backend, BackendError, HostRow, RefusalReason};
+use crate::backend::{AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
 use crate::cli::local::Home;
 use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::contract::HostEntry;
 use crate::error_chain::chain;
 use crate::permissions::check_private;
 
@@ -132,7 +133,7 @@ fn host_policy(home: &Home) -> Vec<Finding> {
 }
 
 /// The hosts of an Abide gateway. Other platforms have no such list: a request shows that they answer.
-async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostRow>>, BackendError> {
+async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostEntry>>, BackendError> {
     match backend {
         AnyBackend::Abide(abide) => abide.hosts().await.map(Some),
         AnyBackend::Platform(platform) => platform.answers().await.map(|()| None),
@@ -194,7 +195,7 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
 }
 
 /// The agents of a gateway: connected, with matching clocks and versions.
-fn agents(hosts: &[HostRow]) -> Vec<Finding> {
+fn agents(hosts: &[HostEntry]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let alive: Vec<_> = hosts.iter().filter(|host| host.agent).collect();
     let dead: Vec<String> =
@@ -250,7 +251,7 @@ fn agents(hosts: &[HostRow]) -> Vec<Finding> {
 }
 
 /// Agents whose clocks differ from the gateway's.
-fn skewed(alive: &[&HostRow]) -> Option<Finding> {
+fn skewed(alive: &[&HostEntry]) -> Option<Finding> {
     let skewed: Vec<String> = alive
         .iter()
         .filter(|host| host.clock_skew_ms.is_some_and(|skew_ms| skew_ms.saturating_abs() > SKEW_MS))

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::cli::args::parse_switch;
-use crate::cli::commands::manual::operate::execute_steps;
+use crate::cli::commands::manual::operate::print_results;
 use crate::cli::local::Home;
 use crate::cli::output::print::{Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::execute::manual::step;
-use crate::execute::world::Observation;
+use crate::engine::manual::{execute_steps, step};
 use crate::model::{Desired, InstanceKey, ObservedInstance, Op, Step};
+use crate::observe::{Observation, Target};
 
 /// Stop the local system; its processes keep running
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ async fn wait_for_operations(live: &ConnectedTarget, printer: &Printer) -> Resul
     let mut is_announced = false;
     loop {
         let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
-        let in_flight = tasks.iter().filter(|task| task["done"].as_u64() < task["rows"].as_u64()).count();
+        let in_flight = tasks.iter().filter(|task| task.done < task.rows).count();
         if in_flight == 0 || begin.elapsed() > IN_FLIGHT_TIMEOUT {
             return Ok(());
         }
@@ -99,5 +99,7 @@ async fn stop_all(live: &ConnectedTarget, printer: &Printer) -> Result<usize, Fa
     if many > 0 {
         printer.info(&format!("stopping {}", count(many, "process")));
     }
-    Ok(execute_steps(steps, live, &world.observed, STOP_TIMEOUT, printer).await)
+    let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;
+    let results = execute_steps(steps, live, &world.observed, deadline).await;
+    Ok(print_results(&results, printer))
 }

@@ -2,6 +2,7 @@
 
 use crate::cli::args::ExplainArgs;
 use crate::cli::output::print::{BOLD, DIM, Printer};
+use crate::cli::output::table::{Align, pad};
 use crate::cli::{Exit, Failure};
 use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
 use crate::manifest::grammar::{self, Entry, Requirement, Section};
@@ -117,7 +118,7 @@ fn explanation(found: &Explanation) -> String {
 fn fields(section: &Section) -> String {
     let mut text = format!("{BOLD}fields{BOLD:#}\n");
     for entry in section.entries.iter().filter(|entry| entry.need != Requirement::IgnoredInBody) {
-        text.push_str(&format!("  {:<24} {}\n", entry.name, entry.meaning));
+        text.push_str(&format!("  {} {}\n", pad(entry.name, 24, Align::Left), entry.meaning));
     }
     text
 }

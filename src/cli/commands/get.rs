@@ -3,16 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::SelectArgs;
-use crate::cli::output::print::{BOLD, Printer, problem, visible};
-use crate::cli::sync_status::{ProcessStatus, statuses};
+use crate::cli::output::print::{Printer, problem, visible};
+use crate::cli::output::table::{Align, Table};
+use crate::cli::sync_status::statuses;
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
+use crate::contract::{HoldRow, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
-use crate::manifest::{self, Limits, rows};
+use crate::manifest::{self, Limits};
 use crate::model::{Hold, InstanceKey, Pause, Time};
 use crate::reconcile::SyncStatus;
 
@@ -103,35 +105,38 @@ async fn rows(
     live: &ConnectedTarget,
 ) -> Result<Vec<Value>, Failure> {
     let selection = args.select.selection();
-    let is_meant = |row: &Value| {
-        let labels: BTreeMap<String, String> =
-            serde_json::from_value(row["labels"].clone()).unwrap_or_default();
-        let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
-        selection.is_everything() || key.is_some_and(|key| selection.means(&key, None, &labels))
+    let is_meant = |row: &TargetProcess| {
+        selection.is_everything() || selection.means(row.instance(), None, row.labels())
     };
     let rows = match args.kind {
         Kind::Processes | Kind::Orphans => {
             let all = live.rows("&brief=1").await?;
             let meant = all.into_iter().filter(is_meant);
             match args.kind {
-                Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
+                Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).map(value).collect(),
                 _ => {
                     let statuses = statuses(live).await?;
-                    meant.map(|row| process(row, &statuses)).collect()
+                    // Without an active revision to compare with, the sync status is unknown.
+                    let sync =
+                        |key: &InstanceKey| statuses.get(key).map_or(SyncStatus::Unknown, |one| one.sync);
+                    meant
+                        .map(|row| (sync(row.instance()), row))
+                        .map(|(sync, row)| value(row.listed(sync)))
+                        .collect()
                 }
             }
         }
         Kind::Hosts => {
             let all = live.hosts(&live.observe_all().await?).await?;
             let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
-            meant
-                .map(|row| {
-                    json!({"host": row.host, "agent": row.agent, "version": row.version, "heard": row.heard,
-                           "clock_skew_ms": row.clock_skew_ms, "processes": row.processes})
-                })
-                .collect()
+            // A gateway of another version may omit the number.
+            let counted = |row: HostEntry| HostEntry { processes: Some(row.processes.unwrap_or(0)), ..row };
+            meant.map(counted).map(value).collect()
         }
-        Kind::Tasks => live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?,
+        Kind::Tasks => {
+            let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
+            tasks.into_iter().map(value).collect()
+        }
         Kind::Holds => {
             let (holds, pauses) = live.restraints().await?;
             // A hold has no labels: those of its instance are compared.
@@ -141,29 +146,24 @@ async fn rows(
             };
             let labels =
                 |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
-            let time = |until: Option<Time>| until.map(|time| time.to_string());
             let meant = |hold: &Hold| selection.means(&hold.instance, None, &labels(&hold.instance));
-            let holds = holds.into_iter().filter(meant).map(|hold| {
-                json!({"what": hold.instance, "by": hold.by, "reason": hold.reason, "until": time(hold.until)})
-            });
+            let holds = holds.iter().filter(|hold| meant(hold)).map(HoldRow::from);
             // A pause of the whole target applies to every selected namespace.
             let of = |pause: &Pause| {
                 let all = &selection.namespaces;
                 all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
             };
-            let pauses = pauses.into_iter().filter(of).map(|pause| {
-                let what =
-                    pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
-                json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
-            });
+            let pauses = pauses.iter().filter(|pause| of(pause)).map(HoldRow::from);
             let suspended = suspended::read_all_owners(&live.state).await;
             let suspended = suspended.map_err(|error| live.failure(&error))?.into_iter();
             let suspended = suspended.filter(|(key, _)| selection.means(key, None, &labels(key)));
-            let suspended = suspended.map(|(key, suspended)| {
-                let reason = format!("{}: {}", suspended.reason, suspended.why);
-                json!({"what": key, "by": "watch", "reason": reason, "until": null})
+            let suspended = suspended.map(|(key, suspended)| HoldRow {
+                what: key.to_string(),
+                by: "watch".to_owned(),
+                reason: Some(format!("{}: {}", suspended.reason, suspended.why)),
+                until: None,
             });
-            holds.chain(pauses).chain(suspended).collect()
+            holds.chain(pauses).chain(suspended).map(value).collect()
         }
     };
     Ok(rows)
@@ -174,7 +174,7 @@ async fn rows(
 struct DeclaredProcesses {
     /// `None` without PATH.
     owner: Option<String>,
-    instances: BTreeSet<String>,
+    instances: BTreeSet<InstanceKey>,
 }
 
 impl DeclaredProcesses {
@@ -194,45 +194,28 @@ impl DeclaredProcesses {
         }
         let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
         let owner = args.owner.as_deref().or(named).unwrap_or("default");
-        let instances = loaded.desired.instances.keys().map(ToString::to_string).collect();
+        let instances = loaded.desired.instances.keys().cloned().collect();
         Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
     }
 
     /// The row of an orphan, with the reason. `None`: the process has an owner or a manifest.
-    fn orphan(&self, row: Value) -> Option<Value> {
-        if row["instance"].as_str().is_some_and(|instance| self.instances.contains(instance)) {
+    fn orphan(&self, row: TargetProcess) -> Option<ListedProcess> {
+        if self.instances.contains(row.instance()) {
             return None;
         }
-        let why = match (row["owner"].as_str().filter(|owner| !owner.is_empty()), &self.owner) {
+        let row = row.listed(SyncStatus::Orphan);
+        let why = match (row.row.owner.as_deref().filter(|owner| !owner.is_empty()), &self.owner) {
             (None, _) => "no owner".to_owned(),
             (Some(owner), Some(ours)) if owner == ours => format!("declared by no manifest of {ours}"),
             (Some(_), _) => return None,
         };
-        let mut row = process(row, &BTreeMap::new());
-        row["sync"] = json!("Orphan");
-        row["why"] = json!(why);
-        Some(row)
+        Some(ListedProcess { why: Some(why), ..row })
     }
 }
 
-/// The row with the fields of the contract.
-fn process(row: Value, statuses: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
-    let mut out = json!({});
-    for field in rows::ROW_FIELDS.into_iter().chain(["message", "version", "exit", "next"]) {
-        out[field] = row.get(field).cloned().unwrap_or(Value::Null);
-    }
-    // Without an active revision to compare with, the sync status is unknown.
-    let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
-    let status = key.and_then(|key| statuses.get(&key));
-    out["sync"] = json!(status.map_or(SyncStatus::Unknown, |status| status.sync).word());
-    if row["agent"] == false {
-        for fact in ["hosted", "running", "pid"] {
-            out[fact] = Value::Null;
-        }
-        out["health"] = json!("Unknown");
-        out["hosting"] = json!("Unknown");
-    }
-    out
+/// A row of any kind, for the table and the other formats.
+fn value(row: impl serde::Serialize) -> Value {
+    serde_json::to_value(row).unwrap_or_default()
 }
 
 fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
@@ -322,25 +305,17 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),
         _ => cell(&row[field]),
     };
-    let cells: Vec<Vec<String>> =
-        rows.iter().map(|row| fields.iter().map(|field| shown(row, field)).collect()).collect();
-    let width = |at: usize| {
-        cells.iter().map(|row| row[at].chars().count()).chain([fields[at].len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..fields.len()).map(width).collect();
-    let line = |texts: Vec<String>| {
-        let padded = texts.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let head = line(fields.iter().map(|field| field.to_uppercase()).collect());
-    let mut text = format!("{BOLD}{head}{BOLD:#}\n");
-    text.extend(cells.into_iter().map(|row| line(row) + "\n"));
-    text
+    let mut table = Table::new(fields.iter().map(|field| (field.to_uppercase(), Align::Left)));
+    for row in rows {
+        table.row(fields.iter().map(|field| shown(row, field)).collect());
+    }
+    table.text()
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
 

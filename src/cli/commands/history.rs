@@ -1,13 +1,12 @@
 //! `abide history`: applied revisions of an owner, with plan and outcome.
 
-use serde_json::Value;
-
 use crate::cli::args::PlainForm;
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::watch::source::short_id;
 use crate::cli::output::print::{DIM, Printer, WARNING, visible};
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
+use crate::contract;
 use crate::control::{history, pin};
 use crate::store::Error;
 
@@ -39,12 +38,12 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
         }
     };
     for entry in entries.iter_mut() {
-        if pinned.as_ref().is_some_and(|pin| entry["revision"] == pin.revision.as_str()) {
-            entry["pinned"] = true.into();
+        if pinned.as_ref().is_some_and(|pin| entry.revision == pin.revision.as_str()) {
+            entry.pinned = Some(true);
         }
     }
     if args.output == PlainForm::Json {
-        printer.data(&format!("{:#}\n", Value::Array(entries)));
+        printer.data(&contract::pretty(&entries));
         return Ok(Exit::Done);
     }
     if entries.is_empty() {
@@ -57,26 +56,20 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
         ));
     }
     for entry in &entries {
-        let summary = entry["summary"].as_object().into_iter().flatten();
-        let operations: Vec<String> = summary
-            .filter(|(name, many)| {
-                many.as_u64().unwrap_or(0) > 0 && !["instances", "held", "unknown"].contains(&name.as_str())
-            })
-            .map(|(name, many)| format!("{many} {name}"))
-            .collect();
-        let end = match entry["exit"].as_u64() {
+        let operations: Vec<String> =
+            entry.summary.operations().map(|(op, many)| format!("{many} {op}")).collect();
+        let end = match entry.exit {
             Some(0) => "converged".to_owned(),
             Some(code) => format!("exit {code}"),
             None => "in flight, or interrupted".to_owned(),
         };
-        let text = |name: &str| visible(entry[name].as_str().unwrap_or("-"));
-        let revision: String = text("revision").chars().take(12).collect();
+        let revision: String = visible(&entry.revision).chars().take(12).collect();
         let commit =
-            entry["commit"].as_str().map(|commit| format!(" {}", short_id(commit))).unwrap_or_default();
+            entry.commit.as_deref().map(|commit| format!(" {}", short_id(commit))).unwrap_or_default();
         printer.styled(&format!(
             "{}  {DIM}{revision}{DIM:#}  {}{commit}  {}  {end}\n",
-            text("at"),
-            text("source"),
+            visible(&entry.at),
+            visible(&entry.source),
             operations.join(", ")
         ));
     }

@@ -1,16 +1,17 @@
 //! `abide lease`: `list` prints holders and generations of leases, `reset` frees a stuck lease.
 
 use clap::{Subcommand, ValueEnum};
-use serde_json::{Value, json};
 
 use crate::cli::args::{PlainForm, parse_switch};
-use crate::cli::output::print::{BOLD, Printer, visible};
+use crate::cli::output::print::{Printer, visible};
+use crate::cli::output::table::{Align, Table};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
+use crate::contract::{self, LeaseHolderRow, LeaseReset, LeaseRow};
 use crate::model::Time;
 use crate::store::lease::{Holder, MAX_RESET, Record};
-use crate::store::{Reset, Store};
+use crate::store::{Reset, Store, keys};
 
 /// List leases, and free a stuck one
 ///
@@ -102,27 +103,24 @@ fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = connect(&args.target)?;
     let leases = runtime()?.block_on(live.state.leases()).map_err(|error| live.failure(&error))?;
     if args.output == PlainForm::Json {
-        let rows: Vec<Value> = leases.iter().map(|(name, record)| row(name, record)).collect();
-        printer.data(&format!("{:#}\n", Value::Array(rows)));
+        let rows: Vec<LeaseRow> = leases.iter().map(|(name, record)| row(name, record)).collect();
+        printer.data(&contract::pretty(&rows));
         return Ok(Exit::Done);
     }
-    let mut text = format!(
-        "{BOLD}{:<20} {:<7} {:>10}  {:<12} HOLDER{BOLD:#}\n",
-        "OWNER", "KIND", "GENERATION", "EXPIRES IN"
-    );
+    let mut table = Table::new([
+        ("OWNER", Align::Left),
+        ("KIND", Align::Left),
+        ("GENERATION", Align::Right),
+        ("EXPIRES IN", Align::Left),
+        ("HOLDER", Align::Left),
+    ]);
     for (name, record) in &leases {
-        let (kind, owner) = split_name(name);
+        let (kind, owner) = keys::lease_name_parts(name);
         let left = remaining_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
         let who = record.holder.as_ref().map_or("free".to_owned(), describe_holder);
-        text.push_str(&format!(
-            "{:<20} {:<7} {:>10}  {left:<12} {}\n",
-            visible(owner),
-            visible(kind),
-            record.generation,
-            visible(&who)
-        ));
+        table.row(vec![visible(owner), visible(kind), record.generation.to_string(), left, visible(&who)]);
     }
-    printer.styled(&text);
+    printer.styled(&table.text());
     Ok(Exit::Done)
 }
 
@@ -156,34 +154,39 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
                     "{kind} lease of owner {:?} is free; the next generation is above {generation}\n",
                     visible(owner)
                 )),
-                PlainForm::Json => printer.data(&format!(
-                    "{:#}\n",
-                    json!({"owner": owner, "kind": kind, "generation": generation})
-                )),
+                PlainForm::Json => {
+                    let (owner, kind) = (owner.clone(), kind.to_owned());
+                    printer.data(&contract::pretty(&LeaseReset { owner, kind, generation }));
+                }
             }
             Ok(Exit::Done)
         }
     }
 }
 
-fn row(name: &str, record: &Record) -> Value {
-    let (kind, owner) = split_name(name);
-    let holder = record.holder.as_ref().map(|holder| {
-        let since = (holder.since > 0).then(|| Time(holder.since).to_string());
-        json!({"host": holder.host, "pid": holder.pid, "since": since, "id": holder.id, "dead": holder.is_dead()})
+fn row(name: &str, record: &Record) -> LeaseRow {
+    let (kind, owner) = keys::lease_name_parts(name);
+    let holder = record.holder.as_ref().map(|holder| LeaseHolderRow {
+        host: holder.host.clone(),
+        pid: holder.pid,
+        since: (holder.since > 0).then(|| Time(holder.since).to_string()),
+        id: holder.id.clone(),
+        dead: holder.is_dead(),
     });
-    json!({"owner": owner, "kind": kind, "generation": record.generation, "holder": holder,
-           "expires_in_ms": remaining_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
+    LeaseRow {
+        owner: owner.to_owned(),
+        kind: kind.to_owned(),
+        generation: record.generation,
+        holder,
+        expires_in_ms: remaining_ms(record),
+        reported_generation: (record.floor > 0).then_some(record.floor),
+    }
 }
 
 /// `None`: the lease is free or has expired.
 fn remaining_ms(record: &Record) -> Option<i64> {
     let left = record.expires.saturating_sub(now().0);
     (record.holder.is_some() && left > 0).then_some(left)
-}
-
-fn split_name(name: &str) -> (&str, &str) {
-    name.split_once('/').unwrap_or(("", name))
 }
 
 fn describe_holder(holder: &Holder) -> String {

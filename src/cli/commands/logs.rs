@@ -96,7 +96,7 @@ fn log_path(args: &LogsArgs) -> Result<PathBuf, Failure> {
     let query = format!("&namespace={}&name={}", process.namespace, process.name);
     let rows = runtime()?.block_on(live.rows(&query))?;
     let row = rows.first().ok_or_else(unknown)?;
-    let path = row["spec"]["identity"]["log_path"].as_str();
+    let path = row.spec().and_then(|spec| spec["identity"]["log_path"].as_str());
     let path = path.ok_or_else(|| {
         Failure::new(Exit::Failed, format!("{process} has no log_path: its output is not stored"))
     })?;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use clap::builder::NonEmptyStringValueParser;
-use serde_json::Value;
 
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::apply::{self, ApplyArgs, ExecutionArgs};
@@ -17,12 +16,14 @@ use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{ConnectedTarget, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::contract::HistoryEntry;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, Snapshot};
 use crate::manifest;
-use crate::reconcile::{Caps, of_desired};
-use crate::store::{Error, Outcome, Store, Txn};
+use crate::model::ManifestRevision;
+use crate::reconcile::Caps;
+use crate::store::{Error, Outcome, Store, Txn, keys};
 
 /// Pin an earlier revision and apply it
 ///
@@ -101,13 +102,13 @@ async fn roll_back(
     let active = revisions::active(&live.state, owner).await.map_err(broken)?.0;
     let history = history::newest(&live.state, owner, history::MAX_ENTRIES).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(active.as_ref().map(|active| &active.revision));
-    let snapshot = find_revision(to, &known, &history, now.map(String::as_str))?;
+    let snapshot = find_revision(to, &known, &history, now)?;
     let texts = revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
     let limits = args.limits.limits();
     let loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
     let apply = apply_args(args, owner);
     let wanted = DesiredInput::of(loaded, &apply.input, printer)?;
-    if of_desired(wanted.desired()) != snapshot.revision {
+    if ManifestRevision::of(wanted.desired()) != snapshot.revision {
         let message = format!("the stored files of revision {} have another digest", snapshot.revision);
         return Err(Failure::new(Exit::Failed, message).hint("another version of abide may have stored them"));
     }
@@ -128,15 +129,17 @@ async fn roll_back(
 fn find_revision<'a>(
     to: &str,
     known: &'a [Snapshot],
-    history: &[Value],
-    now: Option<&str>,
+    history: &[HistoryEntry],
+    now: Option<&ManifestRevision>,
 ) -> Result<&'a Snapshot, Failure> {
-    let by_revision = |revision: &str| known.iter().find(|snapshot| snapshot.revision == revision);
+    let by_revision =
+        |revision: &ManifestRevision| known.iter().find(|snapshot| snapshot.revision == *revision);
+    let revision_of = |entry: &HistoryEntry| ManifestRevision::from_text(&entry.revision);
     if to == "previous" {
-        let well = history.iter().filter(|entry| entry["exit"] == 0);
-        let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
+        let well = history.iter().filter(|entry| entry.exit == Some(0));
+        let mut before = well.map(revision_of).filter(|one| Some(one) != now);
         return before
-            .find_map(by_revision)
+            .find_map(|one| by_revision(&one))
             .ok_or_else(|| unknown_revision("no earlier revision converged", known));
     }
     let to = to.to_ascii_lowercase();
@@ -146,11 +149,11 @@ fn find_revision<'a>(
     }
     // Several commits can have the same revision.
     let commits =
-        history.iter().filter(|entry| entry["commit"].as_str().is_some_and(|one| one.starts_with(&to)));
-    let by_commit = commits.filter_map(|entry| by_revision(entry["revision"].as_str()?));
+        history.iter().filter(|entry| entry.commit.as_deref().is_some_and(|one| one.starts_with(&to)));
+    let by_commit = commits.filter_map(|entry| by_revision(&revision_of(entry)));
     let direct = known.iter().filter(|snapshot| {
         let is = |id: &str| id.starts_with(&to);
-        is(&snapshot.revision) || snapshot.commit.as_deref().is_some_and(is)
+        is(snapshot.revision.as_str()) || snapshot.commit.as_deref().is_some_and(is)
     });
     let mut found: Vec<&Snapshot> = direct.chain(by_commit).collect();
     found.sort_by(|a, b| a.revision.cmp(&b.revision));
@@ -168,7 +171,7 @@ fn unknown_revision(what: &str, known: &[Snapshot]) -> Failure {
             snapshot.commit.as_deref().map(|id| format!("  commit {}", short_id(id))).unwrap_or_default();
         format!(
             "\n  {}  {}{commit}  {}",
-            short_id(&snapshot.revision),
+            short_id(snapshot.revision.as_str()),
             snapshot.at,
             visible(&snapshot.source)
         )
@@ -184,13 +187,13 @@ async fn unpin(owner: &str, live: &ConnectedTarget, printer: &Printer) -> Result
         printer.info(&format!("owner {owner:?} has no pinned revision"));
         return Ok(Exit::Done);
     };
-    let key = pin::store_key(owner);
+    let key = keys::pin(owner);
     let ended = live.state.txn(Txn::delete(&key).only_if(&key, changed)).await.map_err(broken)?;
     if let Outcome::Conflict(_) = ended {
         let message = "the pin changed at the same time: nothing was done";
         return Err(Failure::new(Exit::Failed, message).hint("`abide history` shows the current pin"));
     }
-    printer.info(&format!("no longer pinned to {}", short_id(&pin.revision)));
+    printer.info(&format!("no longer pinned to {}", short_id(pin.revision.as_str())));
     Ok(Exit::Done)
 }
 
@@ -213,5 +216,5 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
 pub fn describe_pin(pin: &Pin) -> String {
     let commit = pin.commit.as_deref().map(|id| format!(" (commit {})", short_id(id))).unwrap_or_default();
     let why = pin.reason.as_deref().map(|why| format!(": {}", visible(why))).unwrap_or_default();
-    format!("{}{commit} since {} by {}{why}", short_id(&pin.revision), pin.since, visible(&pin.by))
+    format!("{}{commit} since {} by {}{why}", short_id(pin.revision.as_str()), pin.since, visible(&pin.by))
 }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
-
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::watch::source::short_id;
@@ -12,6 +10,9 @@ use crate::cli::output::print::{BOLD, Printer, WARNING, count, visible};
 use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
+use crate::contract::{
+    self, ActiveSource, NextAction, OutOfSyncInstance, PinnedOwner, TargetDown, TargetReport,
+};
 use crate::control::pin::Pin;
 use crate::control::revisions::{self, ActiveRevision};
 use crate::model::{Health, HoldReason, HostKey, InstanceKey, ObservedInstance};
@@ -36,7 +37,7 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.target.connect(LocalStart::Never)? else {
         match args.output {
             PlainForm::Text => printer.styled("the local system is not running: no process is supervised\n"),
-            PlainForm::Json => printer.data("{\"running\":false}\n"),
+            PlainForm::Json => printer.data(&contract::compact(&TargetDown { running: false })),
         }
         // An earlier local system left processes that are not supervised now.
         let has_state = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
@@ -58,12 +59,23 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let dead = hosts.iter().filter(|host| !host.agent).count();
     let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
     if args.output == PlainForm::Json {
-        let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
-        let whole = json!({"running": true, "url": live.backend.url(), "hosts": hosts.len(), "hosts_without_agent": dead,
-                           "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
-                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(pin_json).collect::<Vec<_>>(),
-                           "sources": active.iter().map(source_json).collect::<Vec<_>>()});
-        printer.data(&format!("{whole:#}\n"));
+        let wrong = wrong.iter();
+        let whole = TargetReport {
+            running: true,
+            url: live.backend.url().to_owned(),
+            hosts: hosts.len(),
+            hosts_without_agent: dead,
+            processes: observed.instances.len(),
+            processes_running: running,
+            not_as_told: wrong
+                .map(|(key, why)| OutOfSyncInstance { instance: (*key).clone(), why: why.clone() })
+                .collect(),
+            holds: holds.len(),
+            pauses: pauses.len(),
+            pins: pins.iter().map(pinned_owner).collect(),
+            sources: active.iter().map(active_source).collect(),
+        };
+        printer.data(&contract::pretty(&whole));
         return Ok(exit);
     }
     let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
@@ -77,7 +89,8 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     for (owner, active) in &active {
         let commit =
             active.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
-        let (owner, revision, source) = (visible(owner), short_id(&active.revision), visible(&active.source));
+        let (owner, revision, source) =
+            (visible(owner), short_id(active.revision.as_str()), visible(&active.source));
         text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
     }
     for (owner, pin) in &pins {
@@ -108,26 +121,41 @@ async fn active_revisions(live: &ConnectedTarget) -> Result<Vec<(String, ActiveR
     Ok(all)
 }
 
-fn source_json((owner, active): &(String, ActiveRevision)) -> Value {
-    json!({"owner": owner, "revision": active.revision, "commit": active.commit, "source": active.source,
-           "since": active.at.to_string()})
+fn active_source((owner, active): &(String, ActiveRevision)) -> ActiveSource {
+    ActiveSource {
+        owner: owner.clone(),
+        revision: active.revision.to_string(),
+        commit: active.commit.clone(),
+        source: active.source.clone(),
+        since: active.at.to_string(),
+    }
 }
 
-fn pin_json((owner, pin): &(String, Pin)) -> Value {
-    json!({"owner": owner, "revision": pin.revision, "commit": pin.commit, "since": pin.since.to_string(),
-           "by": pin.by, "reason": pin.reason})
+fn pinned_owner((owner, pin): &(String, Pin)) -> PinnedOwner {
+    PinnedOwner {
+        owner: owner.clone(),
+        revision: pin.revision.to_string(),
+        commit: pin.commit.clone(),
+        since: pin.since.to_string(),
+        by: pin.by.clone(),
+        reason: pin.reason.clone(),
+    }
 }
 
 /// The operations that would bring an instance in sync. Held instances count as in sync, except those that `watch` has
 /// given up on.
 fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
-    let given_up = [HoldReason::NotConverging, HoldReason::RolledBack].map(HoldReason::word);
+    let given_up = [HoldReason::NotConverging, HoldReason::RolledBack];
+    let held = |next: &NextAction| match next {
+        NextAction::Held { held, .. } => Some(*held),
+        NextAction::Step { .. } => None,
+    };
     match status.sync {
         SyncStatus::Held
-            if let Some(held) = status.next.iter().find_map(|next| next["held"].as_str())
+            if let Some(held) = status.next.iter().find_map(held)
                 && given_up.contains(&held) =>
         {
-            return Some(format!("out of sync, and watch has given up: {held}"));
+            return Some(format!("out of sync, and watch has given up: {}", held.word()));
         }
         SyncStatus::OutOfSync => {}
         SyncStatus::InSync
@@ -136,7 +164,11 @@ fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
         | SyncStatus::Paused
         | SyncStatus::Orphan => return None,
     }
-    let ops: Vec<&str> = status.next.iter().filter_map(|next| next["op"].as_str()).collect();
+    let ops = status.next.iter().filter_map(|next| match next {
+        NextAction::Step { op, .. } => Some(op.word()),
+        NextAction::Held { .. } => None,
+    });
+    let ops: Vec<&str> = ops.collect();
     Some(format!("out of sync: needs {}", ops.join(", ")))
 }
 

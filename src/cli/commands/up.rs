@@ -15,7 +15,7 @@ use crate::cli::commands::plan::owner::owner as resolve_owner;
 use crate::cli::commands::serve::{RunningGateway, Signals, open_store};
 use crate::cli::commands::watch as watch_over;
 use crate::cli::commands::watch::source::WatchSource;
-use crate::cli::local::{APP, Home};
+use crate::cli::local::{APP, Home, ServerLock};
 use crate::cli::output::print::{Printer, count};
 use crate::cli::status_server::{Notifiers, NotifyArgs, default_access};
 use crate::cli::systemd::Systemd;
@@ -88,27 +88,8 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     home.create()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     policy.log();
-    let _served = loop {
-        match home.acquire_server_lock()? {
-            Some(served) => break served,
-            None if args.background => return Ok(Exit::Done),
-            None if let Some((pid, false)) = home.running_server() => {
-                let message = format!("`abide up` runs already as process {pid}");
-                let hint = "stop that process first, or set ABIDE_HOME to another folder";
-                return Err(Failure::new(Exit::Failed, message).hint(hint));
-            }
-            // A background system is replaced: its processes keep running, and this agent adopts them.
-            None => {
-                printer.info("taking over the local system that runs in the background");
-                home.stop()?;
-            }
-        }
-    };
-    let (secret, token) = (home.secret("secret")?, home.secret("token")?);
-    let apps = Apps::parse(&format!("apps: [{{code: {APP}, secret: {secret}}}]"))
-        .map_err(|error| failed(error.to_string()))?;
-    let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
-    let authenticator = Authenticator::new(Reloadable::fixed(apps), Reloadable::fixed(tokens));
+    let Some(_served) = server_lock(&home, args.background, printer)? else { return Ok(Exit::Done) };
+    let authenticator = local_authenticator(&home)?;
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open_store(&home.path("gateway"))?;
@@ -168,6 +149,36 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
         printer.info(&unsupervised_message(running));
     }
     Ok(exit)
+}
+
+/// The lock of the local system. `None`: another system runs, and this one was started in the background.
+fn server_lock(home: &Home, background: bool, printer: &Printer) -> Result<Option<ServerLock>, Failure> {
+    loop {
+        match home.acquire_server_lock()? {
+            Some(served) => return Ok(Some(served)),
+            None if background => return Ok(None),
+            None if let Some((pid, false)) = home.running_server() => {
+                let message = format!("`abide up` runs already as process {pid}");
+                let hint = "stop that process first, or set ABIDE_HOME to another folder";
+                return Err(Failure::new(Exit::Failed, message).hint(hint));
+            }
+            // A background system is replaced: its processes keep running, and this agent adopts them.
+            None => {
+                printer.info("taking over the local system that runs in the background");
+                home.stop()?;
+            }
+        }
+    }
+}
+
+/// Accepts the credentials that are stored in the folder of the local system.
+fn local_authenticator(home: &Home) -> Result<Authenticator, Failure> {
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    let (secret, token) = (home.secret("secret")?, home.secret("token")?);
+    let apps = Apps::parse(&format!("apps: [{{code: {APP}, secret: {secret}}}]"))
+        .map_err(|error| failed(error.to_string()))?;
+    let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
+    Ok(Authenticator::new(Reloadable::fixed(apps), Reloadable::fixed(tokens)))
 }
 
 fn unsupervised_message(running: usize) -> String {

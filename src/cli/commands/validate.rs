@@ -7,6 +7,7 @@ use tracing::info;
 use crate::cli::args::{ProblemForm, ValidateArgs};
 use crate::cli::output::print::{self, Printer, count};
 use crate::cli::{Exit, Failure};
+use crate::contract::ManifestProblem;
 use crate::manifest::{self, Loaded, Problem, Severity};
 
 pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
@@ -29,7 +30,8 @@ pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 pub fn json(problems: &[Problem]) -> Result<String, Failure> {
-    let json = serde_json::to_string_pretty(problems);
+    let problems: Vec<ManifestProblem> = problems.iter().map(ManifestProblem::from).collect();
+    let json = serde_json::to_string_pretty(&problems);
     json.map(|json| json + "\n")
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
 }

@@ -3,6 +3,7 @@
 use crate::cli::args::PlainForm;
 use crate::cli::output::print::Printer;
 use crate::cli::{Exit, Failure};
+use crate::contract::{self, VersionInfo};
 
 /// Print the version
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,8 @@ pub fn run(args: &VersionArgs, printer: &Printer) -> Result<Exit, Failure> {
         PlainForm::Json => {
             let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
             let api = crate::manifest::grammar::API_VERSION;
-            format!("{}\n", serde_json::json!({"name": name, "version": version, "os": os, "arch": arch, "apiVersion": api}))
+            let [name, version, os, arch, api_version] = [name, version, os, arch, api].map(str::to_owned);
+            contract::compact(&VersionInfo { name, version, os, arch, api_version })
         }
     });
     Ok(Exit::Done)

@@ -8,30 +8,18 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use serde::Serialize;
 use tracing::info;
 
 use super::TargetArgs;
 use super::config::{Config, Entry};
 use super::trust::{self, Trust};
 use crate::cli::{Exit, Failure};
+pub use crate::contract::ConfigOrigin;
 
 /// The name of a config file in the current directory.
 pub const CONFIG_FILE_NAME: &str = "abide.yaml";
 /// Maximum size of a config file.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Why a config file is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ConfigOrigin {
-    /// By --config or ABIDE_CONFIG.
-    Given,
-    /// In the current directory.
-    Found,
-    /// ~/.config/abide/config.yaml
-    User,
-}
 
 impl ConfigOrigin {
     pub fn describe(self) -> &'static str {

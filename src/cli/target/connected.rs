@@ -1,52 +1,45 @@
-//! A connected target: observation, rows, hosts, holds and pins, and its errors as failures of a verb.
+//! Rows, hosts, holds and pins of a connected target, and errors of the engine as failures of a verb.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use serde_json::{Value, json};
-
-use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow, RefusalReason};
+use crate::backend::{Abide, AnyBackend, Backend, BackendError, RefusalReason};
+use crate::cli::commands::plan::source::source_changed;
+use crate::cli::output::print::count;
 use crate::cli::{Exit, Failure};
-use crate::control::pin::{self, Pin};
-use crate::execute::world::{Observation, ObserveError, ObserveRequest};
+use crate::contract::{HostEntry, Hosting, ObservedProcess, ProcessRow, TargetProcess};
+use crate::engine::pin::Pin;
+use crate::engine::{ApplyError, ConnectedTarget};
 use crate::model::{
-    Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Pause, Time,
+    Desired, Dialect, Hold, HoldReason, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance,
+    Pause, SyncStatus, Time,
 };
-use crate::reconcile::Caps;
-use crate::store::{AnyStore, Error, Store};
-
-/// A target with its backend and state store.
-pub struct ConnectedTarget {
-    pub name: String,
-    pub backend: AnyBackend,
-    pub state: AnyStore,
-    /// The config file that defines it.
-    pub defined_in: Option<String>,
-}
+use crate::observe::{Observation, ObserveError, Target, TargetError, observe_target};
+use crate::store::{Error, Store, keys};
 
 /// Hint for an app that is restricted to namespaces; the error names the app.
 pub const NAMESPACES_HINT: &str = "the `abide` command needs an app with every namespace: remove `namespaces:` from this app in the \
      gateway's apps file, or use another app (auth.app_code)";
 
-/// An error of a target or of its state store.
-pub trait TargetError: Display {
+/// The cause of an error of a target or of its state store.
+pub trait TargetCause: Display {
     /// Whether the app is restricted to namespaces, and the call needs all of them.
     fn needs_every_namespace(&self) -> bool;
 }
 
-impl TargetError for Error {
+impl TargetCause for Error {
     fn needs_every_namespace(&self) -> bool {
         matches!(self, Error::Refused { source, .. } if RefusalReason::of(source) == RefusalReason::NotPermitted)
     }
 }
 
-impl TargetError for BackendError {
+impl TargetCause for BackendError {
     fn needs_every_namespace(&self) -> bool {
         matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 }
 
-impl TargetError for ObserveError {
+impl TargetCause for ObserveError {
     fn needs_every_namespace(&self) -> bool {
         match self {
             ObserveError::Target(fault) => fault.needs_every_namespace(),
@@ -58,7 +51,7 @@ impl TargetError for ObserveError {
 
 impl ConnectedTarget {
     /// The failure of a verb for an error of the target or its state store.
-    pub fn failure(&self, why: &dyn TargetError) -> Failure {
+    pub fn failure(&self, why: &dyn TargetCause) -> Failure {
         let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
         if why.needs_every_namespace() {
             return failure.hint(NAMESPACES_HINT);
@@ -69,14 +62,42 @@ impl ConnectedTarget {
         }
     }
 
-    pub fn caps(&self) -> Caps {
-        Caps::of(self.backend.dialect())
+    /// The failure of a verb for an error of the target.
+    pub fn target_failure(&self, error: &TargetError) -> Failure {
+        match error {
+            TargetError::Backend { cause, .. } => self.failure(cause),
+            TargetError::State { cause, .. } => self.failure(cause),
+            TargetError::Ledger { cause, .. } => self.failure(&ObserveError::State(cause.clone())),
+            TargetError::Ambiguous(cause) => two_rows(cause),
+        }
     }
 
-    /// Adds the lease generation to later calls, if the target itself stores the lease.
-    pub fn act_as(&self, generation: u64) {
-        if self.state.is_own() {
-            self.backend.act_as(generation);
+    /// The failure of a verb for an apply that did nothing.
+    pub fn apply_failure(&self, error: &ApplyError) -> Failure {
+        let message = || error.to_string();
+        match error {
+            ApplyError::Target(error) => self.target_failure(error),
+            ApplyError::Locked { .. } => {
+                Failure::new(Exit::Locked, message()).hint("wait for it, or pass a longer --lock-timeout")
+            }
+            ApplyError::Unfinished(_) => Failure::new(Exit::TimedOut, message()),
+            ApplyError::TimedOut => Failure::new(Exit::TimedOut, message())
+                .hint("check the target with `abide doctor`, or pass a longer --timeout"),
+            ApplyError::SourceChanged { owner, last, source_now } => source_changed(owner, last, source_now),
+            ApplyError::OverBudget { reason, instances, detail } => {
+                let flag = if *reason == HoldReason::DeleteBudget { "--max-delete" } else { "--max-restart" };
+                let message =
+                    format!("{} over a budget: {detail}; nothing was done", count(*instances, "instance"));
+                let hint = format!("`abide plan` shows them; {flag} allows more");
+                Failure::refused(reason.word(), message).hint(hint)
+            }
+            ApplyError::SavedPlanStale => {
+                Failure::refused("StalePlan", message()).hint("plan again, and review the new plan")
+            }
+            ApplyError::PlanChanged => {
+                Failure::refused("StalePlan", message()).hint("apply again, and review the new plan")
+            }
+            ApplyError::NotApproved => Failure::refused("NoApproval", message()),
         }
     }
 
@@ -101,12 +122,8 @@ impl ConnectedTarget {
         desired: &Desired,
         whole: Option<BTreeSet<Name>>,
     ) -> Result<Observation, Failure> {
-        let request = ObserveRequest { target: &self.name, caps: &self.caps(), desired, whole };
-        let observation = Observation::observe(&self.backend, &self.state, &request).await;
-        observation.map_err(|error| match &error {
-            ObserveError::Ambiguous(_) => two_rows(&error),
-            ObserveError::Target(_) | ObserveError::State(_) => self.failure(&error),
-        })
+        let observed = observe_target(self, desired, whole).await;
+        observed.map_err(|error| self.target_failure(&error))
     }
 
     /// Observes every instance of the target.
@@ -116,16 +133,22 @@ impl ConnectedTarget {
     }
 
     /// Every process of the target, as rows of the contract. An Abide gateway filters by `query`.
-    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
+    pub async fn rows(&self, query: &str) -> Result<Vec<TargetProcess>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
-            return abide.rows(query).await.map_err(|fault| self.failure(&fault));
+            let rows = abide.rows(query).await.map_err(|fault| self.failure(&fault))?;
+            return Ok(rows.into_iter().map(|row| TargetProcess::Gateway(Box::new(row))).collect());
         }
         let observed = self.observe_all().await?;
-        Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
+        Ok(observed
+            .instances
+            .iter()
+            .map(|(key, seen)| row(key, seen, &observed))
+            .map(|row| TargetProcess::Observed(Box::new(row)))
+            .collect())
     }
 
     /// The hosts of the target. Platforms have no list: theirs are the hosts with observed instances or gaps.
-    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
+    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostEntry>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
             return abide.hosts().await.map_err(|fault| self.failure(&fault));
         }
@@ -134,71 +157,60 @@ impl ConnectedTarget {
         let host = |(host, processes): (HostKey, u64)| {
             let agent = !observed.gaps.contains_key(&host);
             let heard = observed.at.to_string();
-            HostRow { host, agent, version: None, heard, clock_skew_ms: None, processes }
+            HostEntry { host, agent, version: None, heard, clock_skew_ms: None, processes: Some(processes) }
         };
         Ok(hosts.into_iter().map(host).collect())
     }
 
-    /// Holds and pauses that have not expired.
+    /// Holds and pauses that have not expired. An entry that cannot be read holds what its key names.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
-        let now = crate::clock::now();
-        let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
-            (self.list_prefix("hold/").await?, self.list_prefix("pause/").await?);
-        holds.retain(|hold| hold.until.is_none_or(|until| until > now));
-        pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
-        Ok((holds, pauses))
+        self.active_holds().await.map_err(|error| self.target_failure(&error))
     }
 
     /// Pinned revisions, with their owners.
     pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
-        let page = self.state.range(pin::KEY_PREFIX, None, usize::MAX).await;
+        let page = self.state.range(keys::PIN_PREFIX, None, usize::MAX).await;
         let page = page.map_err(|error| self.failure(&error))?;
         let pin = |entry: &crate::store::Entry| {
-            let owner = entry.key.strip_prefix(pin::KEY_PREFIX)?.to_owned();
+            let owner = keys::pin_owner(&entry.key)?.to_owned();
             Some((owner, serde_json::from_slice(&entry.value).ok()?))
         };
         Ok(page.entries.iter().filter_map(pin).collect())
     }
-
-    async fn list_prefix<T: serde::de::DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Failure> {
-        let page = self.state.range(prefix, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
-        Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
-    }
-}
-
-/// The namespaces of manifests and their policies.
-pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
-    let allowed = desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref()).flatten();
-    // A pattern is not a name: its namespaces are known only after the observation.
-    let named = allowed.filter(|pattern| !pattern.contains('*')).filter_map(|name| name.parse().ok());
-    desired.instances.keys().map(|key| key.namespace.clone()).chain(named).collect()
 }
 
 /// The row of an instance, for targets other than an Abide gateway.
-fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Value {
+fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> ObservedProcess {
     let revision = |version: &KnownSpec| match version {
         KnownSpec::Unknown => None,
-        KnownSpec::Digests(revision) => Some(revision.to_string()),
-        KnownSpec::Full(spec) => Some(spec.revision().to_string()),
+        KnownSpec::Digests(revision) => Some(*revision),
+        KnownSpec::Full(spec) => Some(*spec.revision()),
     };
     let is_unknown = seen.unknown || observed.gaps.contains_key(&key.host);
     let fact = |fact: Option<bool>| fact.filter(|_| !is_unknown);
-    let hosting = match fact(seen.hosted) {
-        Some(true) => "Hosted",
-        Some(false) => "NotHosted",
-        None => "Unknown",
-    };
     let time = |time: Option<Time>| time.map(|time| time.to_string());
     let spec = |version: &KnownSpec| version.spec().map(|spec| crate::gse::spec_body(spec, Dialect::Abide));
-    json!({
-        "instance": key, "namespace": key.namespace, "name": key.name, "host": key.host.to_string(),
-        "labels": seen.labels, "registered": fact(seen.registered), "hosted": fact(seen.hosted),
-        "running": fact(seen.running), "pid": seen.pid, "owner": seen.owner.as_deref(),
-        "revision": revision(&seen.registered_spec), "live_revision": revision(&seen.live), "sync": "Unknown",
-        "health": seen.health.word(), "hosting": hosting, "since": time(seen.since),
-        "report_time": time(seen.report_time), "spec": spec(&seen.registered_spec), "live_spec": spec(&seen.live),
-        "message": observed.gaps.get(&key.host),
-    })
+    let row = ProcessRow {
+        instance: key.clone(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        host: key.host.clone(),
+        labels: seen.labels.clone(),
+        registered: fact(seen.registered),
+        hosted: fact(seen.hosted),
+        running: fact(seen.running),
+        pid: seen.pid,
+        owner: seen.owner.as_deref().map(str::to_owned),
+        revision: revision(&seen.registered_spec),
+        live_revision: revision(&seen.live),
+        sync: SyncStatus::Unknown,
+        health: seen.health.word().to_owned(),
+        hosting: Hosting::from(fact(seen.hosted)),
+        since: time(seen.since),
+        report_time: time(seen.report_time),
+    };
+    let (spec, live_spec) = (spec(&seen.registered_spec), spec(&seen.live));
+    ObservedProcess { row, spec, live_spec, message: observed.gaps.get(&key.host).cloned() }
 }
 
 /// The target did answer: an instance has a row under its host's address and one under its agent id.

@@ -8,7 +8,8 @@ pub mod trust;
 pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};
 pub use trust::Trust;
 
-pub use connected::{ConnectedTarget, NAMESPACES_HINT, namespaces, two_rows};
+pub use crate::engine::ConnectedTarget;
+pub use connected::{NAMESPACES_HINT, two_rows};
 
 use std::path::PathBuf;
 

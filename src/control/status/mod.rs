@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use tokio::sync::watch;
 
 pub use self::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
@@ -20,9 +19,10 @@ pub use self::row::{Row, SyncStatus};
 use super::pin::Pin;
 use super::{ControllerEvent, PassResult};
 use crate::clock;
+use crate::contract::EventDetails;
 use crate::manifest::Problem;
 pub use crate::manifest::Severity;
-use crate::model::{InstanceKey, Time};
+use crate::model::{InstanceKey, ManifestRevision, Time};
 use crate::source::SourceState;
 
 /// Maximum number of log entries.
@@ -65,7 +65,20 @@ pub enum Role {
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
     pub role: Role,
-    pub revision: String,
+    pub source: SourceStatus,
+    pub pass: PassStatus,
+    pub work: WorkStatus,
+    /// The current failure.
+    pub trouble: Option<String>,
+    pub last_tick: Instant,
+    /// Number of the newest entry.
+    pub number: u64,
+}
+
+/// The manifests that were read last.
+#[derive(Clone, Debug, Default)]
+pub struct SourceStatus {
+    pub revision: ManifestRevision,
     /// The commit of the revision, where it has one.
     pub commit: Option<String>,
     /// The active pin.
@@ -76,33 +89,38 @@ pub struct ControllerStatus {
     /// Last good versions replace broken files.
     pub is_incomplete: bool,
     pub problems: Arc<[Problem]>,
-    pub last_pass: Option<Arc<PassResult>>,
+}
+
+/// Passes so far, and the last result.
+#[derive(Clone, Debug, Default)]
+pub struct PassStatus {
+    pub last: Option<Arc<PassResult>>,
     pub observations: u64,
     pub failed_observations: u64,
     /// Duration of the last pass.
-    pub pass_duration: Option<Duration>,
+    pub duration: Option<Duration>,
     /// Start of the current pass.
-    pub pass_started: Option<Instant>,
-    pub last_tick: Instant,
-    /// The current failure.
-    pub trouble: Option<String>,
+    pub started: Option<Instant>,
+    pub durations: DurationHistogram,
+}
+
+/// Plans in flight, and finished operations.
+#[derive(Clone, Debug, Default)]
+pub struct WorkStatus {
     /// Steps in flight or queued.
     pub queue: usize,
     /// Plans, or components of plans, in flight.
     pub in_flight: usize,
     /// By operation and outcome.
     pub operations: BTreeMap<(&'static str, &'static str), u64>,
-    pub passes: DurationHistogram,
     /// Durations of executions.
-    pub runs: DurationHistogram,
-    /// Number of the newest entry.
-    pub number: u64,
+    pub durations: DurationHistogram,
 }
 
 impl ControllerStatus {
     /// Every instance of the last pass that is wanted or ours.
     pub fn rows(&self) -> &[Row] {
-        self.last_pass.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
+        self.pass.last.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
     }
 }
 
@@ -157,25 +175,11 @@ impl StatusBoard {
         let number = u64::try_from(began.0).unwrap_or(0);
         let known = ControllerStatus {
             role: Role::Starting,
-            revision: String::new(),
-            commit: None,
-            pin: None,
-            not_followed: None,
-            files: 0,
-            is_incomplete: false,
-            problems: Arc::new([]),
-            last_pass: None,
-            observations: 0,
-            failed_observations: 0,
-            pass_duration: None,
-            pass_started: None,
-            last_tick: Instant::now(),
+            source: SourceStatus::default(),
+            pass: PassStatus::default(),
+            work: WorkStatus::default(),
             trouble: None,
-            queue: 0,
-            in_flight: 0,
-            operations: BTreeMap::new(),
-            passes: DurationHistogram::default(),
-            runs: DurationHistogram::default(),
+            last_tick: Instant::now(),
             number,
         };
         let inner = Inner { known, notes: VecDeque::new(), news: true, not_converging: BTreeSet::new() };
@@ -197,7 +201,7 @@ impl StatusBoard {
     /// Whether the control loop iterates. A pass may take up to its timeout.
     fn is_ticking(&self, within: Duration, longest_pass: Duration) -> bool {
         let known = &self.inner().known;
-        match known.pass_started {
+        match known.pass.started {
             Some(since) => since.elapsed() < longest_pass,
             None => known.last_tick.elapsed() < within,
         }
@@ -226,7 +230,9 @@ impl StatusBoard {
 
     /// Logs a request.
     pub fn log_request(&self, title: String) {
-        self.update(|inner| inner.log(Kind::Requested, LogLevel::Info, title, String::new(), json!({})));
+        self.update(|inner| {
+            inner.log(Kind::Requested, LogLevel::Info, title, String::new(), EventDetails::Nothing {})
+        });
     }
 
     /// Applies an event.
@@ -234,7 +240,7 @@ impl StatusBoard {
         // Expensive work happens before the lock is taken.
         let changed = match event {
             ControllerEvent::Planned { result } => {
-                let before = self.inner().known.last_pass.clone();
+                let before = self.inner().known.pass.last.clone();
                 before.map_or(0, |before| row::count_changes(&before.observed, &result.observed))
             }
             _ => 0,
@@ -294,6 +300,6 @@ mod tests {
         assert!(board.is_ticking(Duration::ZERO, long), "a pass is running");
         assert!(!board.is_ticking(short, Duration::ZERO), "but not longer than its timeout");
         board.record(&ControllerEvent::PassFinished { took: Duration::from_millis(7) });
-        assert_eq!(board.status().passes.buckets[1], 1);
+        assert_eq!(board.status().pass.durations.buckets[1], 1);
     }
 }

@@ -4,30 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value, json};
-
 use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
+use crate::contract::EventDetails;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::{HoldReason, InstanceKey, Step, Why};
+use crate::model::{HoldReason, InstanceKey, ManifestRevision, Step, Why};
 use crate::source::SourceError;
 
 /// Maximum number of texts listed per entry.
 const MAX_LISTED: usize = 10;
 
 impl Inner {
-    pub(super) fn log(&mut self, kind: Kind, level: LogLevel, title: String, text: String, more: Value) {
+    pub(super) fn log(
+        &mut self,
+        kind: Kind,
+        level: LogLevel,
+        title: String,
+        text: String,
+        details: EventDetails,
+    ) {
         self.known.number += 1;
-        let more = match more {
-            Value::Object(map) => map,
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                Map::new()
-            }
-        };
         let number = self.known.number;
-        let note = LogEntry { number, at: clock::now(), kind, level, title, text, more, public: None };
+        let note = LogEntry { number, at: clock::now(), kind, level, title, text, details, public: None };
         self.notes.push_back(Arc::new(note));
         if self.notes.len() > MAX_ENTRIES {
             self.notes.pop_front();
@@ -51,50 +51,62 @@ impl Inner {
             ControllerEvent::RevisionNotFollowed { revision } => self.on_not_followed(*revision),
             ControllerEvent::Source { trouble } => self.on_source_error(*trouble),
             ControllerEvent::Pinned { pin } => {
-                self.known.pin = Some((*pin).clone());
+                self.known.source.pin = Some((*pin).clone());
                 let title = format!("pinned to {} by {}", pin.revision, pin.by);
-                let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
+                let more = EventDetails::Pinned {
+                    pinned: pin.revision.to_string(),
+                    by: pin.by.clone(),
+                    reason: pin.reason.clone(),
+                };
                 self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
             }
             ControllerEvent::Unpinned { pin, newer } => {
-                self.known.pin = None;
+                self.known.source.pin = None;
                 let why = if *newer { ": the source has something newer" } else { "" };
                 let title = format!("no longer pinned to {}{why}", pin.revision);
-                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"pinned": null}));
+                self.log(
+                    Kind::Source,
+                    LogLevel::Info,
+                    title,
+                    plain(),
+                    EventDetails::Unpinned { pinned: None },
+                );
             }
             ControllerEvent::Waiting { holder } => {
                 let (host, pid) = (holder.host.clone(), holder.pid);
                 let title = format!("waiting: {host} (process {pid}) leads");
-                self.log(Kind::Waiting, LogLevel::Info, title, plain(), json!({"host": host, "pid": pid}));
+                let more = EventDetails::Waiting { host: host.clone(), pid };
+                self.log(Kind::Waiting, LogLevel::Info, title, plain(), more);
                 self.known.role = Role::Waiting { host, pid };
             }
             ControllerEvent::Leading { generation } => {
                 self.known.role = Role::Leading { generation: *generation };
-                let more = json!({"generation": generation});
+                let more = EventDetails::Leading { generation: *generation };
                 self.log(Kind::Leading, LogLevel::Info, "leadership acquired".to_owned(), plain(), more);
             }
             ControllerEvent::Planned { result } => self.on_planned(result, changed),
             ControllerEvent::ExecutionStarted { steps } => {
-                self.known.queue += steps;
-                self.known.in_flight += 1;
+                self.known.work.queue += steps;
+                self.known.work.in_flight += 1;
                 let title = format!("{} to do", count(*steps, "step"));
-                self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), json!({"steps": steps}));
+                let more = EventDetails::ExecutionStarted { steps: *steps };
+                self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::StepFinished { step, ended } => self.on_step_finished(step, ended),
             ControllerEvent::Soaking { process, secs } => {
                 let title = format!("{process}: soaking for {secs} s");
-                let more = json!({"process": process.to_string(), "secs": secs});
+                let more = EventDetails::Soaking { process: process.to_string(), secs: *secs };
                 self.log(Kind::Soaking, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::Relaunched { instance, pid } => {
                 let title = format!("{instance}: relaunched as process {pid}");
-                let more = json!({"instance": instance, "pid": pid});
+                let more = EventDetails::Relaunched { instance: (*instance).clone(), pid: *pid };
                 self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::RolledBack { processes, steps } => {
-                self.known.queue += steps;
+                self.known.work.queue += steps;
                 let title = format!("{processes}: rollout failed; rolling back");
-                let more = json!({"processes": processes});
+                let more = EventDetails::RolledBack { processes: processes.to_string() };
                 self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
             }
             ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
@@ -104,54 +116,61 @@ impl Inner {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
                     let word = if *held > 0 { "at rest" } else { "converged" };
                     let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
-                    let more = json!({"settled": settled, "held": held});
+                    let more = EventDetails::Converged { settled: *settled, held: *held };
                     self.log(Kind::Converged, LogLevel::Info, title, plain(), more);
                 }
             }
-            ControllerEvent::PassStarted => self.known.pass_started = Some(Instant::now()),
+            ControllerEvent::PassStarted => self.known.pass.started = Some(Instant::now()),
             ControllerEvent::PassFinished { took } => self.on_pass_finished(*took),
             ControllerEvent::Tick => {}
         }
     }
 
-    fn on_not_followed(&mut self, revision: Option<&str>) {
+    fn on_not_followed(&mut self, revision: Option<&ManifestRevision>) {
         let title = match revision {
             Some(revision) => {
-                let short: String = revision.chars().take(12).collect();
+                let short = revision.short();
                 format!("revision {short} is available but not followed")
             }
             None => "the source has the active revision".to_owned(),
         };
-        self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
-        self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"unfollowed": revision}));
+        self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+        let more = EventDetails::NotFollowed { unfollowed: revision.map(ToString::to_string) };
+        self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
     }
 
     fn on_source_error(&mut self, error: Option<&SourceError>) {
         let Some(error) = error else {
-            self.known.not_followed = None;
+            self.known.source.not_followed = None;
             let title = "the source is followed again".to_owned();
-            return self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"trouble": null}));
+            let more = EventDetails::SourceError { trouble: None };
+            return self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
         };
         let title = format!("the source is not followed: {}: {error}", error.word());
-        self.known.not_followed = Some(format!("{}: {error}", error.word()));
-        let more = json!({"trouble": error.word()});
+        self.known.source.not_followed = Some(format!("{}: {error}", error.word()));
+        let more = EventDetails::SourceError { trouble: Some(error.word().to_owned()) };
         self.log(Kind::Source, LogLevel::Error, title, error.hint().unwrap_or_default(), more);
     }
 
     fn on_failure(&mut self, why: &str) {
-        self.known.failed_observations += 1;
+        self.known.pass.failed_observations += 1;
         if self.known.trouble.as_deref() != Some(why) {
             self.known.trouble = Some(why.to_owned());
-            self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), json!({}));
+            self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), EventDetails::Nothing {});
         }
     }
 
-    fn on_source_read(&mut self, reading: &SourceState, revision: &str) {
-        let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
-                          "errors": errors(&reading.problems).len()});
-        if revision != self.known.revision || reading.commit != self.known.commit {
+    fn on_source_read(&mut self, reading: &SourceState, revision: &ManifestRevision) {
+        let more = EventDetails::Read {
+            revision: revision.to_string(),
+            commit: reading.commit.clone(),
+            instances: reading.desired.instances.len(),
+            files: reading.files,
+            errors: errors(&reading.problems).len(),
+        };
+        if *revision != self.known.source.revision || reading.commit != self.known.source.commit {
             self.news = true;
-            let short: String = revision.chars().take(12).collect();
+            let short = revision.short();
             let many = count(reading.desired.instances.len(), "instance");
             let commit =
                 reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
@@ -159,14 +178,14 @@ impl Inner {
             self.log(Kind::Read, LogLevel::Info, title, String::new(), more);
         }
         self.on_problems(reading);
-        self.known.revision = revision.to_owned();
-        self.known.commit.clone_from(&reading.commit);
-        self.known.files = reading.files;
+        self.known.source.revision = revision.clone();
+        self.known.source.commit.clone_from(&reading.commit);
+        self.known.source.files = reading.files;
     }
 
     fn on_problems(&mut self, reading: &SourceState) {
-        let (errors, before) = (errors(&reading.problems), errors(&self.known.problems));
-        let more = json!({"errors": errors.len()});
+        let (errors, before) = (errors(&reading.problems), errors(&self.known.source.problems));
+        let more = EventDetails::Problems { errors: errors.len() };
         if !errors.is_empty() && errors != before {
             let title = format!(
                 "{} in the manifests: what is broken stays as it last was",
@@ -182,24 +201,24 @@ impl Inner {
             let title = "the manifests have no errors any more".to_owned();
             self.log(Kind::ProblemsFixed, LogLevel::Info, title, String::new(), more);
         }
-        self.known.is_incomplete = reading.is_incomplete;
-        self.known.problems = reading.problems.clone().into();
+        self.known.source.is_incomplete = reading.is_incomplete;
+        self.known.source.problems = reading.problems.clone().into();
     }
 
     fn on_planned(&mut self, look: &Arc<PassResult>, changed: usize) {
-        self.known.observations += 1;
+        self.known.pass.observations += 1;
         if self.known.trouble.take().is_some() {
             let title = "the target is reachable again".to_owned();
-            self.log(Kind::Recovered, LogLevel::Info, title, String::new(), json!({}));
+            self.log(Kind::Recovered, LogLevel::Info, title, String::new(), EventDetails::Nothing {});
         }
         let now = held_lines(look);
-        let before = self.known.last_pass.as_ref().map(|look| held_lines(look)).unwrap_or_default();
+        let before = self.known.pass.last.as_ref().map(|look| held_lines(look)).unwrap_or_default();
         if now != before {
             let (title, level) = match now.len() {
                 0 => ("no instance is held any more".to_owned(), LogLevel::Info),
                 many => (format!("{} held", count(many, "instance")), LogLevel::Warning),
             };
-            self.log(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
+            self.log(Kind::Held, level, title, list(&now), EventDetails::Held { held: now.len() });
         }
         let stuck: BTreeSet<InstanceKey> = look
             .rules
@@ -212,21 +231,23 @@ impl Inner {
         if !new.is_empty() {
             let many = count(new.len(), "instance");
             let title = format!("{many} not converging: applied three times, and undone each time");
-            let more = json!({"instances": new});
-            self.log(Kind::NotConverging, LogLevel::Error, title, list(&new), more);
+            let text = list(&new);
+            let more = EventDetails::NotConverging { instances: new };
+            self.log(Kind::NotConverging, LogLevel::Error, title, text, more);
         }
         self.not_converging = stuck;
         if changed > 0 {
             let title = format!("{} changed", count(changed, "instance"));
-            self.log(Kind::Changed, LogLevel::Info, title, String::new(), json!({"instances": changed}));
+            let more = EventDetails::Changed { instances: changed };
+            self.log(Kind::Changed, LogLevel::Info, title, String::new(), more);
         }
-        self.known.last_pass = Some(Arc::clone(look));
+        self.known.pass.last = Some(Arc::clone(look));
     }
 
     fn on_step_finished(&mut self, step: &Step, ended: &StepResult) {
-        self.known.queue = self.known.queue.saturating_sub(1);
+        self.known.work.queue = self.known.work.queue.saturating_sub(1);
         let (op, outcome) = (step.op.word(), ended.outcome);
-        *self.known.operations.entry((op, outcome.word())).or_default() += 1;
+        *self.known.work.operations.entry((op, outcome.word())).or_default() += 1;
         let why = step.why.first();
         let mut title = format!("{op} {}", step.instance);
         match outcome.is_well() {
@@ -235,8 +256,15 @@ impl Inner {
         }
         let level = if outcome.is_well() { LogLevel::Info } else { LogLevel::Error };
         let at = why.and_then(|why| why.at.as_ref()).map(ToString::to_string);
-        let more = json!({"instance": step.instance, "op": op, "outcome": outcome.word(), "code": ended.code,
-                          "message": ended.message, "took_ms": ended.took_ms, "at": at});
+        let more = EventDetails::Step {
+            instance: step.instance.clone(),
+            op: step.op,
+            outcome,
+            code: ended.code,
+            message: ended.message.clone(),
+            took_ms: ended.took_ms,
+            at,
+        };
         self.log(Kind::Step, level, title, String::new(), more);
         let mut public = format!("{op} {}", step.instance);
         match outcome.is_well() {
@@ -248,7 +276,7 @@ impl Inner {
 
     fn on_execution_finished(&mut self, ended: &[StepResult], took: Duration) {
         self.news = true;
-        self.known.in_flight = self.known.in_flight.saturating_sub(1);
+        self.known.work.in_flight = self.known.work.in_flight.saturating_sub(1);
         let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
         for one in ended.iter().filter(|one| one.outcome.is_well()) {
             *summary.entry(one.op.word()).or_default() += 1;
@@ -261,8 +289,12 @@ impl Inner {
         let (steps, secs) = (count(ended.len(), "step"), took.as_secs_f64());
         let title = format!("{steps} in {secs:.1} s: {}", words.join(", "));
         let level = if failures.is_empty() { LogLevel::Info } else { LogLevel::Error };
-        let more = json!({"steps": ended.len(), "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                          "summary": summary, "failed": failures.len()});
+        let more = EventDetails::ExecutionFinished {
+            steps: ended.len(),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            summary: summary.iter().map(|(op, many)| ((*op).to_owned(), *many)).collect(),
+            failed: failures.len(),
+        };
         let done = ended
             .iter()
             .filter(|one| one.outcome.is_well())
@@ -277,13 +309,13 @@ impl Inner {
         let public: Vec<String> = public.into_iter().map(hidden).collect();
         self.log(Kind::ExecutionFinished, level, title.clone(), list(&lines), more);
         self.set_public_text(title, list(&public));
-        self.known.runs.observe(took);
+        self.known.work.durations.observe(took);
     }
 
     fn on_pass_finished(&mut self, took: Duration) {
-        self.known.pass_started = None;
-        self.known.pass_duration = Some(took);
-        self.known.passes.observe(took);
+        self.known.pass.started = None;
+        self.known.pass.duration = Some(took);
+        self.known.pass.durations.observe(took);
     }
 }
 

@@ -42,6 +42,18 @@ pub(super) struct Run<'a, B, S> {
     all_in_flight: &'a AtomicUsize,
     /// Number of steps in flight in this run.
     in_flight: usize,
+    pub(super) outcomes: RunOutcomes,
+    pub(super) rollouts: RolloutState,
+    /// Since when the target has not replied.
+    silent_since: Option<Instant>,
+    /// State of the instances after the steps so far.
+    pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
+    ledger: LedgerEntries,
+}
+
+/// The results of a run so far.
+#[derive(Default)]
+pub(super) struct RunOutcomes {
     pub(super) ended: Vec<StepResult>,
     /// Instances with a step that was sent.
     begun: BTreeSet<InstanceKey>,
@@ -51,26 +63,30 @@ pub(super) struct Run<'a, B, S> {
     pub(super) failures: HashMap<ProcessKey, u64>,
     /// Declared names with a step that was skipped: processes that depend on them are skipped, too.
     left_out: BTreeSet<ProcessKey>,
+}
+
+/// The rollouts of a run.
+#[derive(Default)]
+pub(super) struct RolloutState {
     /// Processes whose rollout has ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
     pub(super) to_roll_back: BTreeSet<ProcessKey>,
     /// Rollouts that have started in this run.
     pub(super) soaked: BTreeSet<ProcessKey>,
-    /// Since when the target has not replied.
-    silent_since: Option<Instant>,
-    /// State of the instances after the steps so far.
-    pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
-    /// Ledger entries, and those that are not written yet.
+}
+
+/// Ledger entries, and those that are not written yet.
+struct LedgerEntries {
     known: BTreeMap<InstanceKey, ledger::Entry>,
     notes: BTreeMap<InstanceKey, ledger::Entry>,
 }
 
 /// Message of a start that finds a process without an owner.
 pub(super) const RUNS_ALREADY: &str = "process exists and was not started by Abide: it is not owned. `--adopt` (or `adopt: true`) \
-     set_in_flight it over without a restart";
+     takes it over without a restart";
 /// The same for a registration.
 pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not made by Abide: it is not owned. `--adopt` (or \
-     `adopt: true`) set_in_flight it over";
+     `adopt: true`) takes it over";
 
 /// A call in flight.
 struct Flight<'a> {
@@ -91,29 +107,23 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         on_event: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
         let Common { backend, store, terms, in_flight } = common;
-        let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
+        let name =
+            if nth == 0 { terms.settings.run.clone() } else { format!("{}-{nth}", terms.settings.run) };
         // A ledger that cannot be read is not empty: without it, no step is sent.
-        let known = ledger::read(store, &terms.target).await?;
+        let known = ledger::read(store, &terms.settings.target).await?;
         Ok(Run {
             backend,
             store,
-            journal: Journal::new(store, &terms.owner, &name),
+            journal: Journal::new(store, &terms.settings.owner, &name),
             terms,
             on_event,
             all_in_flight: in_flight,
             in_flight: 0,
-            ended: Vec::new(),
-            begun: BTreeSet::new(),
-            failed: BTreeSet::new(),
-            failures: HashMap::new(),
-            left_out: BTreeSet::new(),
-            given_up: BTreeSet::new(),
-            to_roll_back: BTreeSet::new(),
-            soaked: BTreeSet::new(),
+            outcomes: RunOutcomes::default(),
+            rollouts: RolloutState::default(),
             silent_since: None,
             seen: terms.before.clone(),
-            known: known.entries,
-            notes: BTreeMap::new(),
+            ledger: LedgerEntries { known: known.entries, notes: BTreeMap::new() },
         })
     }
 
@@ -126,12 +136,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 Err(_) => warn!("cannot write outcomes to the ledger: the store does not reply"),
             }
         }
-        ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
-        ExecutionResult { ended: self.ended, to_roll_back: self.to_roll_back }
+        ledger::forget(self.store, &self.terms.settings.target, &self.ledger.known, self.backend.now()).await;
+        ExecutionResult { ended: self.outcomes.ended, to_roll_back: self.rollouts.to_roll_back }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        *self.terms.stop.borrow() || Instant::now() >= self.terms.deadline
+        *self.terms.settings.stop.borrow() || Instant::now() >= self.terms.settings.deadline
     }
 
     pub(super) async fn wave(&mut self, wave: &Wave) {
@@ -150,7 +160,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             let in_flight: usize = flights.iter().map(|flight| flight.steps.len()).sum();
             self.set_in_flight(in_flight);
             let all = self.all_in_flight.load(Ordering::Relaxed);
-            let capacity = self.terms.max_parallel.saturating_sub(all).min(BATCH);
+            let capacity = self.terms.settings.max_parallel.saturating_sub(all).min(BATCH);
             let batch = self.next_batch(capacity, &mut ready, &mut chains);
             if !batch.is_empty() {
                 self.set_in_flight(in_flight + batch.len());
@@ -166,7 +176,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 tokio::time::sleep(fast).await;
                 continue;
             }
-            if Instant::now() >= self.terms.deadline {
+            if Instant::now() >= self.terms.settings.deadline {
                 self.time_out(flights, &mut chains).await;
                 flights = Vec::new();
                 continue;
@@ -203,12 +213,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             && let Some(step) = ready.pop_front()
         {
             match self.why_not(step) {
-                None if let Some(why) = (self.terms.check)(step) => {
+                None if let Some(why) = (self.terms.settings.check)(step) => {
                     self.end(step, StepOutcome::Failed, RowState::Unreported, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
                 None => {
-                    self.begun.insert(step.instance.clone());
+                    self.outcomes.begun.insert(step.instance.clone());
                     batch.push(step);
                 }
                 Some(why) => {
@@ -232,36 +242,37 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
 
     /// Reason why a ready step is skipped.
     fn why_not(&mut self, step: &Step) -> Option<String> {
-        if *self.terms.stop.borrow() {
+        if *self.terms.settings.stop.borrow() {
             return Some("interrupted before the step was sent".to_owned());
         }
-        if Instant::now() >= self.terms.deadline {
+        if Instant::now() >= self.terms.settings.deadline {
             return Some("deadline passed before the step was sent".to_owned());
         }
-        let is_begun = self.begun.contains(&step.instance);
+        let is_begun = self.outcomes.begun.contains(&step.instance);
         if let Some(reason) =
-            self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+            self.terms.settings.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
             // Processes that depend on the skipped start are skipped, too.
-            let starts = self.terms.declared.get(&step.instance).filter(|_| step.op == Op::Start);
-            self.left_out.extend(starts.cloned());
+            let starts =
+                self.terms.dependencies.declared.get(&step.instance).filter(|_| step.op == Op::Start);
+            self.outcomes.left_out.extend(starts.cloned());
             return Some(reason);
         }
-        let declared = self.terms.declared.get(&step.instance)?;
-        if self.given_up.contains(declared) {
+        let declared = self.terms.dependencies.declared.get(&step.instance)?;
+        if self.rollouts.given_up.contains(declared) {
             return Some(format!("rollout of {declared} ended: too many instances failed"));
         }
         if !matches!(step.op, Op::Start | Op::Restart) {
             return None;
         }
-        let needs = self.terms.depends.get(declared)?;
-        let failed = needs.iter().find(|name| self.failures.contains_key(*name));
-        let why = match (failed, needs.iter().find(|name| self.left_out.contains(*name))) {
+        let needs = self.terms.dependencies.depends.get(declared)?;
+        let failed = needs.iter().find(|name| self.outcomes.failures.contains_key(*name));
+        let why = match (failed, needs.iter().find(|name| self.outcomes.left_out.contains(*name))) {
             (Some(failed), _) => format!("dependency {failed} failed"),
             (None, Some(left_out)) => format!("dependency {left_out} was not started"),
             (None, None) => return None,
         };
-        self.left_out.insert(declared.clone());
+        self.outcomes.left_out.insert(declared.clone());
         Some(why)
     }
 
@@ -285,6 +296,6 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     fn final_write_deadline(&self) -> Instant {
-        self.terms.deadline.max(Instant::now()) + FINAL_WRITE_TIMEOUT
+        self.terms.settings.deadline.max(Instant::now()) + FINAL_WRITE_TIMEOUT
     }
 }

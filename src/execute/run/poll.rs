@@ -27,7 +27,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
     ) -> Vec<Flight<'s>> {
-        let (backend, deadline) = (self.backend, self.terms.deadline);
+        let (backend, deadline) = (self.backend, self.terms.settings.deadline);
         let one = |flight: Flight<'s>| async move {
             let answers = match &flight.task {
                 Some(task) => Some(in_time(deadline, backend.poll(task)).await),
@@ -101,7 +101,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             (Op::Stop | Op::Kill, RowState::NotRunning) => (StepOutcome::AlreadySo, message),
             // A one-shot has ended by the time it is checked.
-            (Op::Start, RowState::CheckFailed) if is_once(step) && !self.terms.caps.reads_health => {
+            (Op::Start, RowState::CheckFailed) if is_once(step) && !self.terms.settings.caps.reads_health => {
                 (StepOutcome::Done, message)
             }
             // Our gateway ended the row without a result: the agent may have executed the operation, or may still.
@@ -112,10 +112,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Where specs are read back, the next observation shows it; elsewhere the ledger decides.
     fn runs_as_wanted(&self, step: &Step) -> bool {
-        if self.terms.caps.reads_specs {
+        if self.terms.settings.caps.reads_specs {
             return true;
         }
-        let entry = self.known.get(&step.instance);
+        let entry = self.ledger.known.get(&step.instance);
         let live = entry.and_then(|entry| entry.live.as_ref().or(entry.given.as_ref()));
         match (live, &step.spec) {
             (Some(live), Some(wanted)) => live.spec == ***wanted || live.revision == step.revision,
@@ -157,7 +157,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let steps: Vec<(String, &Step)> =
             flight.steps.iter().filter(|(id, _)| meant(id)).map(|(id, step)| (id.clone(), *step)).collect();
         let subjects: Vec<InstanceQuery> = steps.iter().map(|(_, step)| self.subject(step)).collect();
-        let left = self.terms.deadline.saturating_duration_since(Instant::now()).max(MIN_OBSERVE_TIME);
+        let left =
+            self.terms.settings.deadline.saturating_duration_since(Instant::now()).max(MIN_OBSERVE_TIME);
         let observed = tokio::time::timeout(left, self.backend.observe_live(&subjects)).await;
         let observed = observed.unwrap_or(Err(BackendError::NoAnswer));
         let (_, slow) = self.backend.poll_interval();

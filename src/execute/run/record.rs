@@ -46,18 +46,24 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         self.note(step, outcome, state, begun);
         let (id, code) = (step.id, state.code());
         let ended = StepResult { step: id, instance, op, outcome, state, code, message, took_ms, reason };
-        if !outcome.is_well() && self.failed.insert(step.instance.clone()) && outcome != StepOutcome::Skipped
+        if !outcome.is_well()
+            && self.outcomes.failed.insert(step.instance.clone())
+            && outcome != StepOutcome::Skipped
         {
-            let declared = self.terms.declared.get(&step.instance).cloned();
-            *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
+            let declared = self.terms.dependencies.declared.get(&step.instance).cloned();
+            *self
+                .outcomes
+                .failures
+                .entry(declared.unwrap_or_else(|| step.instance.process()))
+                .or_default() += 1;
         }
         (self.on_event)(ExecutionEvent::Ended(&ended));
-        self.ended.push(ended);
+        self.outcomes.ended.push(ended);
     }
 
     /// Whether the instance was ours before this run: by its label, by the ledger, or because the plan adopts it.
     pub(super) fn is_owned(&self, step: &Step) -> bool {
-        let owner = self.terms.owner.as_str();
+        let owner = self.terms.settings.owner.as_str();
         let key = step.from.as_ref().unwrap_or(&step.instance);
         let row = self.terms.before.get(key).or_else(|| self.terms.before.get(&step.instance));
         let is_there =
@@ -67,18 +73,19 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             Some(its) => its == owner && !seen.not_owned,
             None => is_there(seen),
         });
-        by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
+        by_row || self.ledger.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
     }
 
     /// Whether we registered it, whatever runs there.
     pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
-        let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.owner);
+        let entry =
+            self.ledger.known.get(&step.instance).filter(|entry| entry.owner == self.terms.settings.owner);
         entry.is_some_and(|entry| !entry.gone && entry.registered)
     }
 
     /// Would a process that this start finds belong to another owner? A step without an owner is not checked.
     pub(super) fn is_foreign(&self, step: &Step) -> bool {
-        step.op == Op::Start && !self.terms.owner.is_empty() && !self.is_owned(step)
+        step.op == Op::Start && !self.terms.settings.owner.is_empty() && !self.is_owned(step)
     }
 
     fn refused_by(&self, step: &Step, outcome: StepOutcome, state: RowState) -> Option<HoldReason> {
@@ -98,24 +105,24 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Start time from which on a running process is ours; `None`: every running process is.
     fn ours_after(&self, step: &Step, outcome: StepOutcome, state: RowState, begun: Instant) -> Option<Time> {
-        if self.terms.owner.is_empty() {
+        if self.terms.settings.owner.is_empty() {
             return None;
         }
         if self.is_owned(step) {
             // Our agent lists only what it started: the process that made the start fail may be another one, so it is
             // checked.
             let is_found = step.op == Op::Start && state == RowState::AlreadyRunning;
-            let is_checked = self.terms.caps.reads_specs && is_found;
+            let is_checked = self.terms.settings.caps.reads_specs && is_found;
             return is_checked.then_some(ledger::ALWAYS);
         }
         // An earlier start whose result was lost may have taken effect since.
-        let known = self.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
+        let known = self.ledger.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
         let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
         match (step.op, outcome.is_well()) {
             (Op::Start, false) if state == RowState::AlreadyRunning => Some(lost),
             (Op::Start, false) => Some(lost.min(earliest(self.sent_at(begun)))),
             // A target that works with the registered spec cannot be asked about a process before it is registered.
-            (Op::Register, _) if self.terms.caps.operates_on_registered_spec => {
+            (Op::Register, _) if self.terms.settings.caps.operates_on_registered_spec => {
                 Some(lost.min(self.sent_at(begun)))
             }
             _ => None,
@@ -130,35 +137,41 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         // These steps are repeatable: without proof, they count as not executed.
         let harmless = matches!(step.op, Op::Register | Op::Unregister | Op::Reload | Op::Supervise);
         if harmless && !outcome.is_well() {
-            if self.terms.caps.reads_specs {
+            if self.terms.settings.caps.reads_specs {
                 return;
             }
-            let perhaps = self.known.get(&step.instance).map(|entry| entry.perhaps(step));
+            let perhaps = self.ledger.known.get(&step.instance).map(|entry| entry.perhaps(step));
             let unproven = self.ours_after(step, outcome, state, begun);
             let unproven = unproven.filter(|_| state != RowState::AlreadyRegistered);
             let entry = match (perhaps, unproven) {
                 (Some(entry), _) => entry,
                 // A registration that took effect after all would carry our label, whatever runs there.
                 (None, Some(after)) => {
-                    let (owner, now) = (&self.terms.owner, self.backend.now());
+                    let (owner, now) = (&self.terms.settings.owner, self.backend.now());
                     let entry = ledger::Entry::after(step, &Expected::Unknown, owner, None, now);
                     ledger::Entry { ours_after: Some(after), ..entry }
                 }
                 (None, None) => return,
             };
-            self.known.insert(step.instance.clone(), entry.clone());
-            self.notes.insert(step.instance.clone(), entry);
+            self.ledger.known.insert(step.instance.clone(), entry.clone());
+            self.ledger.notes.insert(step.instance.clone(), entry);
             return;
         }
         let expected = match outcome {
             // The process had ended already: whether it is still supervised has to be observed.
             StepOutcome::AlreadySo if state == RowState::NotRunning => Expected::Unknown,
-            StepOutcome::Done | StepOutcome::AlreadySo => {
-                after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
-            }
-            StepOutcome::Failed if has_run(step.op, state, is_once(step)) => {
-                after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
-            }
+            StepOutcome::Done | StepOutcome::AlreadySo => after(
+                step,
+                self.seen.get(&step.instance),
+                &self.terms.settings.owner,
+                &self.terms.settings.caps,
+            ),
+            StepOutcome::Failed if has_run(step.op, state, is_once(step)) => after(
+                step,
+                self.seen.get(&step.instance),
+                &self.terms.settings.owner,
+                &self.terms.settings.caps,
+            ),
             StepOutcome::Failed | StepOutcome::TimedOut | StepOutcome::Unknown | StepOutcome::Skipped => {
                 Expected::Unknown
             }
@@ -167,25 +180,26 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             self.seen.insert(step.instance.clone(), (**seen).clone());
         }
         let ours_after = self.ours_after(step, outcome, state, begun);
-        if self.terms.caps.reads_specs {
+        if self.terms.settings.caps.reads_specs {
             self.note_foreign(step, outcome, state, ours_after);
             return;
         }
-        let known = self.known.get(&step.instance);
-        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
+        let known = self.ledger.known.get(&step.instance);
+        let entry =
+            ledger::Entry::after(step, &expected, &self.terms.settings.owner, known, self.backend.now());
         let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
         // After a definite failure it is known that no run took place.
         let once = entry.once && outcome != StepOutcome::Failed;
         // Once the instance can be observed again, a restart shows by its pid.
         let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     /// Where specs are read back, the ledger holds only instances that are not ours.
     fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, state: RowState, ours_after: Option<Time>) {
-        let is_known = self.known.contains_key(&step.instance);
+        let is_known = self.ledger.known.contains_key(&step.instance);
         // A start whose check failed may still come up, and make the next start find it running.
         let is_found =
             ours_after.is_some() && matches!(state, RowState::AlreadyRunning | RowState::CheckFailed);
@@ -197,10 +211,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             (false, true) => Expected::Gone,
             (false, false) => return,
         };
-        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, None, self.backend.now());
+        let entry =
+            ledger::Entry::after(step, &expected, &self.terms.settings.owner, None, self.backend.now());
         let entry = ledger::Entry { ours_after, once: false, ..entry };
-        self.known.insert(step.instance.clone(), entry.clone());
-        self.notes.insert(step.instance.clone(), entry);
+        self.ledger.known.insert(step.instance.clone(), entry.clone());
+        self.ledger.notes.insert(step.instance.clone(), entry);
     }
 
     pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
@@ -212,7 +227,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     pub(in crate::execute) fn subject(&self, step: &Step) -> InstanceQuery {
-        let known = self.known.get(&step.instance).and_then(ledger::Entry::spec);
+        let known = self.ledger.known.get(&step.instance).and_then(ledger::Entry::spec);
         let spec = match step.op {
             // The sent spec applies from now on.
             Op::Start | Op::Supervise | Op::Restart | Op::Reload | Op::Register => {
@@ -224,6 +239,6 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     pub(super) fn take_notes(&mut self) -> Txn {
-        ledger::noted(&self.terms.target, &std::mem::take(&mut self.notes))
+        ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.ledger.notes))
     }
 }

@@ -12,15 +12,17 @@ use tracing::warn;
 
 use super::{Chains, Flight, Run};
 use crate::backend::{Backend, BackendError, Operation, RowState, Task};
+use crate::backoff::BackoffPolicy;
 use crate::error_chain::chain;
 use crate::execute::journal::{Call, Journal, JournaledStep};
 use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
 use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
 use crate::store::{Error, Store};
 
-/// Maximum attempts for a call that had no effect, and the base of the delay between them.
+/// Maximum attempts for a call that had no effect, and the delays between them.
 const MAX_ATTEMPTS: u32 = 5;
-const RETRY_BASE: Duration = Duration::from_millis(10);
+const RETRIES: BackoffPolicy =
+    BackoffPolicy::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
 
 /// Why a call has no task.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +49,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let seen = self.seen.get(&step.instance);
             let registered = seen.is_some_and(|seen| seen.registered == Some(true));
             let owned = self.is_owned(step) || (step.op == Op::Register && self.is_registered_by_us(step));
-            Operation { registered, owned, ..Operation::of(step, step.id.to_string(), &self.terms.owner) }
+            Operation {
+                registered,
+                owned,
+                ..Operation::of(step, step.id.to_string(), &self.terms.settings.owner)
+            }
         };
         let calls = self.backend.batches(batch.iter().map(order).collect());
         let mut steps: HashMap<String, &Step> =
@@ -115,7 +121,7 @@ async fn submit<B: Backend, S: Store>(
 ) -> (String, Result<Task, SendError>) {
     let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
     let mut call = Call { steps, at: Some(backend.now()), task: None };
-    let name = match tokio::time::timeout_at(terms.deadline + GRACE, journal.begin(&call)).await {
+    let name = match tokio::time::timeout_at(terms.settings.deadline + GRACE, journal.begin(&call)).await {
         Ok(Ok(name)) => name,
         Ok(Err(error)) => return (String::new(), Err(SendError::Journal(error))),
         Err(_) => {
@@ -133,13 +139,15 @@ async fn submit<B: Backend, S: Store>(
             BackendError::NoAnswer => backend.has_idempotency_keys(),
             BackendError::Refused(_) => false,
         };
-        match in_time(terms.deadline, backend.submit(&name, orders)).await {
+        match in_time(terms.settings.deadline, backend.submit(&name, orders)).await {
             Err(fault)
-                if is_retryable(&fault) && attempts < MAX_ATTEMPTS && Instant::now() < terms.deadline =>
+                if is_retryable(&fault)
+                    && attempts < MAX_ATTEMPTS
+                    && Instant::now() < terms.settings.deadline =>
             {
                 in_doubt |= fault == BackendError::NoAnswer;
                 warn!(%fault, attempts, "call failed; retrying");
-                tokio::time::sleep(RETRY_BASE * 4u32.pow(attempts)).await;
+                tokio::time::sleep(RETRIES.after(attempts)).await;
             }
             Err(_) if in_doubt => break Err(BackendError::NoAnswer),
             sent => break sent,
@@ -161,7 +169,7 @@ fn began(
     terms: &ExecutionContext,
     seen: &BTreeMap<InstanceKey, ObservedInstance>,
 ) -> JournaledStep {
-    let lasting = !terms.caps.reads_specs;
+    let lasting = !terms.settings.caps.reads_specs;
     let row = seen.get(&order.instance);
     JournaledStep {
         instance: order.instance.clone(),

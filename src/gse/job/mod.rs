@@ -5,6 +5,7 @@ mod check;
 
 use std::collections::{HashMap, HashSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -37,8 +38,9 @@ impl Api {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "JobRequest")]
 pub struct JobBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bk_biz_id: Option<i64>,
@@ -55,7 +57,7 @@ pub struct JobBody {
 macro_rules! job_process {
     ($($field:ident: $type:ty),* $(,)?) => {
         /// One entry of process_infos: all fields of both calls.
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(default)]
         pub struct JobProcess {
             $(#[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)*
@@ -92,7 +94,7 @@ job_process! {
 }
 
 /// A percentage. JOB uses whole numbers: `20`, not `20.0`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Limit(pub f64);
 
@@ -102,7 +104,7 @@ impl Serialize for Limit {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobHost {
     pub bk_cloud_id: u64,
     pub ip: String,

@@ -210,19 +210,19 @@ impl SupervisordProgram<'_> {
             "command" => self.command(entry, section, draft, file),
             "directory" => {
                 if let Some(path) = self.path(entry, file) {
-                    draft.identity.setup_path = Some(Text(path));
+                    draft.spec.identity.setup_path = Some(Text(path));
                 }
             }
             "user" => {
                 if let Some(user) = self.template(entry, file).filter(|user| !user.contains("${")) {
-                    draft.identity.user = Some(Text(user));
+                    draft.spec.identity.user = Some(Text(user));
                 }
             }
             "environment" => self.environment(entry, draft, file),
             "autostart" if parse_bool(&entry.value) == Some(false) => draft.state = State::Stopped,
-            "startsecs" => draft.monitor.start_check_secs = number(entry, seconds, file),
-            "startretries" => draft.monitor.start_retries = number(entry, retries, file),
-            "stopwaitsecs" => draft.monitor.stop_check_secs = number(entry, seconds, file),
+            "startsecs" => draft.spec.monitor.start_check_secs = number(entry, seconds, file),
+            "startretries" => draft.spec.monitor.start_retries = number(entry, retries, file),
+            "stopwaitsecs" => draft.spec.monitor.stop_check_secs = number(entry, seconds, file),
             "stopsignal" => match signal(&entry.value) {
                 Some(signal) if signal == "TERM" || signal == "15" => {}
                 Some(signal) => {
@@ -262,11 +262,12 @@ impl SupervisordProgram<'_> {
         match words::split(&text, QuoteStyle::Shlex) {
             Ok(words) if !words.is_empty() => {
                 let relative = words[0].contains('/') && !words[0].starts_with('/');
-                if relative && section.last("directory").is_none() && draft.identity.setup_path.is_none() {
+                if relative && section.last("directory").is_none() && draft.spec.identity.setup_path.is_none()
+                {
                     let message = "relative to the directory where supervisord was started, which is unknown";
                     file.note(entry.line, &entry.key, message);
                 }
-                draft.identity.proc_name = Some(Text(words::program(&words)));
+                draft.spec.identity.proc_name = Some(Text(words::program(&words)));
                 draft.foreground(format!("exec {}", words::command(&words)));
             }
             Ok(_) => file.reject(entry.line, "command is empty", "command=…"),
@@ -288,7 +289,7 @@ impl SupervisordProgram<'_> {
         for (name, value) in pairs {
             let one = IniEntry { key: format!("environment {name}"), value, line: entry.line };
             if let Some(value) = self.template(&one, file) {
-                draft.env.insert(name, value);
+                draft.spec.env.insert(name, value);
             }
         }
     }

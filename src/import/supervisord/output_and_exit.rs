@@ -50,7 +50,7 @@ pub fn output(
     }
     if let Log::File(path) = &draft.log
         && !path.starts_with('/')
-        && draft.identity.setup_path.is_none()
+        && draft.spec.identity.setup_path.is_none()
     {
         let entry = out.or(err);
         file.note(
@@ -90,7 +90,7 @@ pub fn restarts(section: &IniSection, draft: &mut Draft, file: &mut FileReader<'
             file.note(entry.line, &entry.key, message);
         }
         (_, Some(false)) if at_once => {
-            draft.monitor.auto_type = Some(2);
+            draft.spec.monitor.auto_type = Some(2);
             let message =
                 "with startsecs=0 the process is a one-shot (auto_type: 2): it runs once per change";
             file.note(entry.line, &entry.key, message);

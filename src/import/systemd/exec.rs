@@ -33,7 +33,7 @@ impl Service<'_> {
             return None;
         }
         let (_, first) = self.words(starts[0], file)?;
-        draft.identity.proc_name = Some(Text(words::program(&first)));
+        draft.spec.identity.proc_name = Some(Text(words::program(&first)));
         let command = match starts {
             [start] => {
                 let (prefix, words) = self.words(start, file)?;

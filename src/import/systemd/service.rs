@@ -84,21 +84,21 @@ impl<'a> Service<'a> {
             "Environment" => self.environment(entry, draft, file),
             "PIDFile" => {
                 let path = self.text(entry, file);
-                draft.identity.pid_path = Some(Text(words::absolute_path(&path, "/run")));
+                draft.spec.identity.pid_path = Some(Text(words::absolute_path(&path, "/run")));
             }
-            "RestartSec" => draft.monitor.start_interval = span(entry, file),
-            "StartLimitBurst" => draft.monitor.start_retries = count(entry, file),
-            "TimeoutStopSec" => draft.monitor.stop_check_secs = span(entry, file),
-            "TimeoutStartSec" if kind == "forking" => draft.monitor.op_timeout = span(entry, file),
+            "RestartSec" => draft.spec.monitor.start_interval = span(entry, file),
+            "StartLimitBurst" => draft.spec.monitor.start_retries = count(entry, file),
+            "TimeoutStopSec" => draft.spec.monitor.stop_check_secs = span(entry, file),
+            "TimeoutStartSec" if kind == "forking" => draft.spec.monitor.op_timeout = span(entry, file),
             "TimeoutSec" => {
-                draft.monitor.stop_check_secs = span(entry, file);
+                draft.spec.monitor.stop_check_secs = span(entry, file);
                 match kind {
-                    "forking" => draft.monitor.op_timeout = draft.monitor.stop_check_secs,
+                    "forking" => draft.spec.monitor.op_timeout = draft.spec.monitor.stop_check_secs,
                     _ => file.note(line, key, "only a stop has a time limit in manifests"),
                 }
             }
             "MemoryMax" | "MemoryLimit" => match percent(value) {
-                Some(share) => draft.resource.mem = Some(Real(share)),
+                Some(share) => draft.spec.resource.mem = Some(Real(share)),
                 None if value == "infinity" => {}
                 None => {
                     file.note(line, key, "resource.mem is a percentage of the host's memory: set it manually")
@@ -148,10 +148,10 @@ impl<'a> Service<'a> {
     fn user(&self, entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let user = self.expand_specifiers(&entry.value, entry, file);
         match user.parse::<u32>() {
-            Ok(0) => draft.identity.user = Some("root".into()),
+            Ok(0) => draft.spec.identity.user = Some("root".into()),
             Ok(_) => file.note(entry.line, &entry.key, "manifests have user names, not user ids"),
             Err(_) if user.contains("${") => file.note(entry.line, &entry.key, "not a valid user name"),
-            Err(_) => draft.identity.user = Some(Text(user)),
+            Err(_) => draft.spec.identity.user = Some(Text(user)),
         }
     }
 
@@ -182,7 +182,7 @@ impl<'a> Service<'a> {
             file.note(entry.line, &entry.key, "`-` is ignored: the directory must exist");
         }
         match path.starts_with('/') {
-            true => draft.identity.setup_path = Some(Text(path)),
+            true => draft.spec.identity.setup_path = Some(Text(path)),
             false => file.note(entry.line, &entry.key, "not an absolute path; ignored"),
         }
     }
@@ -202,7 +202,7 @@ impl<'a> Service<'a> {
             let word = self.expand_specifiers(&word, entry, file);
             match word.split_once('=') {
                 Some((name, value)) if !name.is_empty() && !name.contains('\0') => {
-                    draft.env.insert(name.to_owned(), words::escaped(value));
+                    draft.spec.env.insert(name.to_owned(), words::escaped(value));
                 }
                 _ => file.note(entry.line, "Environment", "a word without `=` is not a variable; ignored"),
             }
@@ -213,16 +213,16 @@ impl<'a> Service<'a> {
         let line = self.last("Type").map_or(self.section.line, |entry| entry.line);
         match kind {
             "simple" | "exec" => {}
-            "oneshot" => draft.monitor.auto_type = Some(2),
+            "oneshot" => draft.spec.monitor.auto_type = Some(2),
             "forking" => {
-                draft.control.start_mode = Some("daemon".into());
+                draft.spec.control.start_mode = Some("daemon".into());
                 // The shell waits for a forking command, so `exec` is not needed.
-                if let Some(Text(command)) = &mut draft.control.start_cmd
+                if let Some(Text(command)) = &mut draft.spec.control.start_cmd
                     && let Some(rest) = command.strip_prefix("exec ")
                 {
                     *command = rest.to_owned();
                 }
-                if draft.identity.pid_path.is_none() {
+                if draft.spec.identity.pid_path.is_none() {
                     file.note(
                         line,
                         "Type",
@@ -248,7 +248,7 @@ impl<'a> Service<'a> {
                 "use simple, exec, forking, oneshot or notify",
             ),
         }
-        if kind != "forking" && draft.identity.pid_path.take().is_some() {
+        if kind != "forking" && draft.spec.identity.pid_path.take().is_some() {
             let line = self.last("PIDFile").map_or(line, |entry| entry.line);
             file.note(
                 line,
@@ -287,11 +287,11 @@ impl<'a> Service<'a> {
     fn commands(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let reloads = self.all("ExecReload");
         if !reloads.is_empty() {
-            draft.control.reload_cmd = self.sequence(&reloads, file).map(Text);
+            draft.spec.control.reload_cmd = self.sequence(&reloads, file).map(Text);
         }
         let stops = self.all("ExecStop");
         if !stops.is_empty() {
-            draft.control.stop_cmd = self.sequence(&stops, file).map(Text);
+            draft.spec.control.stop_cmd = self.sequence(&stops, file).map(Text);
             file.note(stops[0].line, "ExecStop", NOT_KILLED);
         }
         let Some(entry) = self.last("KillSignal") else { return };
@@ -329,7 +329,7 @@ impl<'a> Service<'a> {
                         "converted to start order (depends_on): a stop of the dependency does not stop this process",
                     );
                 }
-                "StartLimitBurst" => draft.monitor.start_retries = count(entry, file),
+                "StartLimitBurst" => draft.spec.monitor.start_retries = count(entry, file),
                 _ => file.note(*line, key, "no equivalent in manifests"),
             }
         }

@@ -31,10 +31,10 @@ pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut ImportCon
         if rule.is_none() && cycle_time.is_none() {
             continue;
         }
-        draft.monitor.auto_type = Some(0);
+        draft.spec.monitor.auto_type = Some(0);
         draft.state = State::Running;
-        draft.monitor.crontab_rule = rule.map(Text);
-        draft.cycle_time = cycle_time;
+        draft.spec.monitor.crontab_rule = rule.map(Text);
+        draft.spec.cycle_time = cycle_time;
     }
 }
 

@@ -25,20 +25,32 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// Parses an address. `Err`: why it cannot be used, without its secrets.
-pub fn parse(address: &str) -> Result<Address, String> {
+/// Why an address cannot be used, without its secrets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GitAddressError {
+    #[error("holds a credential as a parameter, which git cannot send")]
+    SecretParameter,
+    #[error("has a '/', '?' or '#' in its credentials, which would end the host")]
+    EndedHost,
+    #[error("has an '@' after its host: a part of the password, or of the path")]
+    AmbiguousPassword,
+    #[error("holds a control character in its credentials")]
+    ControlCharacter,
+}
+
+pub fn parse(address: &str) -> Result<Address, GitAddressError> {
     let whole = |url: &str| Address { url: url.to_owned(), site: String::new(), user: None, password: None };
     let Some((scheme, rest)) = address.split_once("://") else { return Ok(whole(address)) };
     let web = matches!(scheme, "http" | "https");
     if web && has_secret_parameter(rest) {
-        return Err("holds a credential as a parameter, which git cannot send".to_owned());
+        return Err(GitAddressError::SecretParameter);
     }
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let Some((userinfo, host)) = authority.rsplit_once('@') else {
         let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
         // The host would be parsed as a part of the user name.
         if port.is_some_and(|port| port.bytes().any(|byte| !byte.is_ascii_digit())) && path.contains('@') {
-            return Err("has a '/', '?' or '#' in its credentials, which would end the host".to_owned());
+            return Err(GitAddressError::EndedHost);
         }
         return Ok(Address { site: site(web, scheme, authority), ..whole(address) });
     };
@@ -49,7 +61,7 @@ pub fn parse(address: &str) -> Result<Address, String> {
     let has_control = |text: &str| text.chars().any(char::is_control);
     // It is ambiguous which of the two ends the password.
     if password.is_some() && path.contains('@') {
-        return Err("has an '@' after its host: a part of the password, or of the path".to_owned());
+        return Err(GitAddressError::AmbiguousPassword);
     }
     if !web {
         // ssh takes no password from an address, and shows it in its arguments.
@@ -57,7 +69,7 @@ pub fn parse(address: &str) -> Result<Address, String> {
     }
     let user = decoded(user);
     if has_control(&user) || password.as_deref().is_some_and(has_control) {
-        return Err("holds a control character in its credentials".to_owned());
+        return Err(GitAddressError::ControlCharacter);
     }
     Ok(Address {
         url: format!("{scheme}://{host}{path}"),
@@ -104,17 +116,8 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Decodes `%40` and the like; an invalid sequence stays as it is.
 fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let digits =
-            bytes.get(at + 1..at + 3).filter(|two| *byte == b'%' && two.iter().all(u8::is_ascii_hexdigit));
-        let value = digits.and_then(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
-        out.push(value.unwrap_or(*byte));
-        at += if value.is_some() { 3 } else { 1 };
-    }
-    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+    let bytes = percent_encoding::percent_decode_str(text);
+    bytes.decode_utf8().map_or_else(|_| text.to_owned(), |decoded| decoded.into_owned())
 }
 
 /// One address per source, the same for every user. In ssh a user name is part of the address and not a secret.

@@ -6,7 +6,7 @@
 //! its process group.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::address::{Address, is_loopback, masked};
-use super::version;
+use super::version::{self, VersionError};
+use crate::backoff::BackoffPolicy;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Time limit of commands on our own mirror.
@@ -60,6 +61,29 @@ pub struct GitCommand {
     pub stop: Arc<AtomicBool>,
 }
 
+/// Why a command has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    #[error("cannot share a lock: {0}")]
+    ShareLock(#[source] io::Error),
+    #[error("cannot run {name}: {source}")]
+    Run { name: String, source: io::Error },
+    #[error("cannot wait for {name}: {source}")]
+    Wait { name: String, source: io::Error },
+    #[error("cannot read what {name} writes: {source}")]
+    Output { name: String, source: io::Error },
+    #[error("cannot read what {name} says: {source}")]
+    Stderr { name: String, source: io::Error },
+    #[error("{name} writes more than {most} bytes")]
+    TooMuchOutput { name: String, most: u64 },
+    #[error("{name} was stopped, and was ended")]
+    Stopped { name: String },
+    #[error("{name} took longer than {limit:?}, and was ended")]
+    TimedOut { name: String, limit: Duration },
+}
+
 /// Result of a command: its exit code and output.
 pub struct CommandOutput {
     pub code: i32,
@@ -71,12 +95,23 @@ impl CommandOutput {
     pub fn is_well(&self) -> bool {
         self.code == 0
     }
+
+    /// Whether a fetch failed because the server has no such reference. git has no exit code for it; its messages are
+    /// not translated here.
+    pub fn lacks_reference(&self) -> bool {
+        !self.is_well() && self.stderr.contains("couldn't find remote ref")
+    }
 }
 
 impl GitCommand {
     /// Runs a command that contacts the server. The child holds `lock` open, so that others wait for its end even if
     /// we are killed.
-    pub fn remote(&self, args: &[&str], lock: &File, address: &Address) -> Result<CommandOutput, String> {
+    pub fn remote(
+        &self,
+        args: &[&str],
+        lock: &File,
+        address: &Address,
+    ) -> Result<CommandOutput, CommandError> {
         version::check()?;
         let mut settings = credentials(address);
         let direct = is_loopback(&address.url);
@@ -103,13 +138,13 @@ impl GitCommand {
         if !own("GIT_SSH_COMMAND") && !own("GIT_SSH") && !self.has_ssh_command() {
             command.env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes");
         }
-        let lock = lock.try_clone().map_err(|error| format!("cannot share a lock: {error}"))?;
+        let lock = lock.try_clone().map_err(CommandError::ShareLock)?;
         command.stdin(lock);
         self.run(command, &[], 0, self.timeout)
     }
 
     /// Runs a command on our own mirror, with an input and a limit for its output.
-    pub fn local(&self, args: &[&str], input: &[u8], most: u64) -> Result<CommandOutput, String> {
+    pub fn local(&self, args: &[&str], input: &[u8], most: u64) -> Result<CommandOutput, CommandError> {
         self.local_with(args, input, most, &[])
     }
 
@@ -120,7 +155,7 @@ impl GitCommand {
         input: &[u8],
         most: u64,
         variables: &[(&str, &Path)],
-    ) -> Result<CommandOutput, String> {
+    ) -> Result<CommandOutput, CommandError> {
         // These two read no objects, so nothing is ever fetched for them.
         if !matches!(args.first(), Some(&"config" | &"init")) {
             version::check()?;
@@ -136,7 +171,7 @@ impl GitCommand {
     }
 
     /// Runs another program with the same limits.
-    pub fn run_other(&self, command: Command) -> Result<CommandOutput, String> {
+    pub fn run_other(&self, command: Command) -> Result<CommandOutput, CommandError> {
         self.run(command, &[], 1 << 20, LOCAL_TIMEOUT)
     }
 
@@ -184,12 +219,13 @@ impl GitCommand {
         input: &[u8],
         most: u64,
         limit: Duration,
-    ) -> Result<CommandOutput, String> {
+    ) -> Result<CommandOutput, CommandError> {
         // A file instead of a pipe: a background process (a shared ssh connection) would keep a pipe open.
+        let cannot_run = |source: io::Error| CommandError::Run { name: "git".to_owned(), source };
         let mut stderr_file = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC)
             .map(File::from)
-            .map_err(|error| format!("cannot run git: {error}"))?;
-        let stderr = stderr_file.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
+            .map_err(|error| cannot_run(error.into()))?;
+        let stderr = stderr_file.try_clone().map_err(cannot_run)?;
         command.stdout(if most > 0 { Stdio::piped() } else { Stdio::null() }).stderr(stderr).process_group(0);
         let name = command.get_program().to_string_lossy().into_owned();
         // If we are killed, git is killed, too: the next process finds the mirror unused.
@@ -199,7 +235,7 @@ impl GitCommand {
                 rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
             });
         }
-        let mut child = command.spawn().map_err(|error| format!("cannot run {name}: {error}"))?;
+        let mut child = command.spawn().map_err(|source| CommandError::Run { name: name.clone(), source })?;
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let (status, out) = std::thread::scope(|threads| {
             if let Some(mut to) = to {
@@ -217,37 +253,39 @@ impl GitCommand {
             (status, out.unwrap_or_else(|| Ok(Vec::new())))
         });
         let status = status?;
-        let out = out.map_err(|error| format!("cannot read what {name} writes: {error}"))?;
+        let out = out.map_err(|source| CommandError::Output { name: name.clone(), source })?;
         if out.len() as u64 > most {
-            return Err(format!("{name} writes more than {most} bytes"));
+            return Err(CommandError::TooMuchOutput { name, most });
         }
         let mut bytes = Vec::new();
         let read = stderr_file
             .seek(SeekFrom::Start(0))
             .and_then(|_| (&stderr_file).take(1 << 16).read_to_end(&mut bytes));
-        read.map_err(|error| format!("cannot read what {name} says: {error}"))?;
+        read.map_err(|source| CommandError::Stderr { name, source })?;
         Ok(CommandOutput { code: status.code().unwrap_or(-1), out, stderr: stderr_line(&bytes) })
     }
 
     /// Waits until the child ends, its time limit passes, or we are stopped.
-    fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, String> {
+    fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, CommandError> {
         let begin = Instant::now();
-        let mut pause = Duration::from_millis(1);
+        let poll = BackoffPolicy::doubling(Duration::from_millis(1), Duration::from_millis(20));
+        let mut pause = poll.first();
         loop {
-            if let Some(status) =
-                child.try_wait().map_err(|error| format!("cannot wait for {name}: {error}"))?
-            {
+            let name = || name.to_owned();
+            let ended = child.try_wait();
+            if let Some(status) = ended.map_err(|source| CommandError::Wait { name: name(), source })? {
                 return Ok(status);
             }
             let stopped = self.stop.load(Ordering::SeqCst);
             if stopped || begin.elapsed() >= limit {
                 kill_group(child);
-                let why =
-                    if stopped { "was stopped".to_owned() } else { format!("took longer than {limit:?}") };
-                return Err(format!("{name} {why}, and was ended"));
+                return Err(match stopped {
+                    true => CommandError::Stopped { name: name() },
+                    false => CommandError::TimedOut { name: name(), limit },
+                });
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            pause = poll.next(pause);
         }
     }
 }
@@ -322,7 +360,8 @@ mod tests {
         // The background process keeps the output open.
         let begin = Instant::now();
         let ended = program.run(command, &[], 100, Duration::from_millis(200));
-        assert_eq!(ended.err().as_deref(), Some("sh took longer than 200ms, and was ended"));
+        let error = ended.err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), Some("sh took longer than 200ms, and was ended"));
         assert!(begin.elapsed() < Duration::from_secs(20));
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::address::{self, Address, masked};
 use super::command::PROTOCOLS;
+use super::error::RepositoryError;
 use super::signature;
 use crate::manifest::Limits;
 
@@ -54,14 +55,21 @@ impl std::fmt::Debug for GitConfig {
     }
 }
 
+/// A setting that is refused, and what to write instead.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ConfigError {
+    pub message: String,
+    pub hint: &'static str,
+}
+
 impl GitConfig {
-    /// `Err`: the problem, and a hint.
-    pub fn validated(mut self) -> Result<GitConfig, (String, String)> {
+    pub fn validated(mut self) -> Result<GitConfig, ConfigError> {
         self.url = url(&self.url)?;
         if let Some((scheme, host)) = address::plain(&self.url).filter(|_| !self.insecure) {
             let message = format!("--git: refusing plain {scheme} to {host} (not a loopback address)");
             let hint = "use https or ssh, or pass --insecure-git to accept manifests that anyone on the network path can forge";
-            return Err((message, hint.to_owned()));
+            return Err(ConfigError { message, hint });
         }
         check_reference(&self.reference)?;
         self.path = path(&self.path)?;
@@ -69,22 +77,22 @@ impl GitConfig {
             let whole = std::path::absolute(signers).unwrap_or_else(|_| signers.clone());
             let hint = "FILE is an ssh allowed-signers file, or what `gpg --export` writes";
             signature::keys(&whole)
-                .map_err(|why| (format!("--verify-signatures: {why}"), hint.to_owned()))?;
+                .map_err(|error| ConfigError { message: format!("--verify-signatures: {error}"), hint })?;
             self.signers = Some(whole);
         }
         if let Some(commit) = &mut self.accept_rewind {
             *commit = commit.to_ascii_lowercase();
             if !(12..=64).contains(&commit.len()) || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
                 let message = format!("--accept-rewind: {commit:?} is not a commit id");
-                return Err((message, "pass the whole id that the error shows".to_owned()));
+                return Err(ConfigError { message, hint: "pass the whole id that the error shows" });
             }
         }
         Ok(self)
     }
 
     /// The address for git.
-    pub fn address(&self) -> Result<Address, String> {
-        address::parse(&self.url).map_err(|why| format!("{} {why}", self.shown_url()))
+    pub fn address(&self) -> Result<Address, RepositoryError> {
+        address::parse(&self.url).map_err(|source| RepositoryError::Address { url: self.shown_url(), source })
     }
 
     /// The address for display.
@@ -93,8 +101,10 @@ impl GitConfig {
     }
 }
 
-fn url(url: &str) -> Result<String, (String, String)> {
-    let refused = |why: &str, hint: &str| Err((format!("--git: {:?} {why}", masked(url)), hint.to_owned()));
+fn url(url: &str) -> Result<String, ConfigError> {
+    let refused = |why: &str, hint: &'static str| {
+        Err(ConfigError { message: format!("--git: {:?} {why}", masked(url)), hint })
+    };
     let usual = "say https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, file:///PATH or a path";
     if url.is_empty() {
         return refused("is not a URL", usual);
@@ -105,9 +115,9 @@ fn url(url: &str) -> Result<String, (String, String)> {
     if url.chars().any(char::is_control) {
         return refused("holds a control character", usual);
     }
-    if let Err(why) = address::parse(url) {
+    if let Err(error) = address::parse(url) {
         return refused(
-            &why,
+            &error.to_string(),
             "write such characters as %2F, %3F, %23 and %40; or use a credential helper of git",
         );
     }
@@ -132,9 +142,9 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The rules of `git check-ref-format`, without refspec syntax.
-fn check_reference(name: &str) -> Result<(), (String, String)> {
-    let refused =
-        |why: &str| Err((format!("--ref: {name:?} {why}"), "name a branch, a tag or HEAD".to_owned()));
+fn check_reference(name: &str) -> Result<(), ConfigError> {
+    let hint = "name a branch, a tag or HEAD";
+    let refused = |why: &str| Err(ConfigError { message: format!("--ref: {name:?} {why}"), hint });
     if name.is_empty() {
         return refused("is not a name");
     }
@@ -156,10 +166,10 @@ fn check_reference(name: &str) -> Result<(), (String, String)> {
     Ok(())
 }
 
-fn path(path: &Path) -> Result<PathBuf, (String, String)> {
+fn path(path: &Path) -> Result<PathBuf, ConfigError> {
     let refused = |why: &str| {
-        let hint = "say a directory or file inside the repository, from its root".to_owned();
-        Err((format!("--path: {:?} {why}", path.display().to_string()), hint))
+        let hint = "say a directory or file inside the repository, from its root";
+        Err(ConfigError { message: format!("--path: {:?} {why}", path.display().to_string()), hint })
     };
     if path.as_os_str().as_encoded_bytes().starts_with(b"-") {
         return refused("begins with a dash: git would take it for an option");
@@ -184,7 +194,7 @@ mod tests {
     #[test]
     fn what_git_could_take_for_something_else_is_refused() {
         for good in ["https://h/x", "ssh://git@h/x", "git@h:x.git", "h:x", "file:///x", "/x", "git://h/x"] {
-            assert_eq!(url(good).as_deref(), Ok(good));
+            assert_eq!(url(good).as_deref(), Ok(good), "{good}");
         }
         assert!(url("some/where").is_ok_and(|url| url.starts_with('/')));
         for bad in ["", "-x", "--upload-pack=x", "ext::sh -c x", "fd::3", "a\nb", "ftp://h/x", "hg::x"] {

@@ -11,7 +11,9 @@
 
 mod address;
 mod command;
+mod commit_files;
 mod config;
+pub mod error;
 pub mod poll;
 mod signature;
 mod tree;
@@ -26,12 +28,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-pub use self::config::{GitConfig, Signatures};
+pub use self::config::{ConfigError, GitConfig, Signatures};
 use self::poll::{LastCommit, PollResult, Poller};
 use super::last_good::LastGood;
 use super::{ChangeSignal, PostProcess, SourceError, SourceState};
 use crate::clock;
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Store, Txn, keys};
 
 /// Delay while another step has to finish first.
 const IDLE: Duration = Duration::from_secs(1);
@@ -45,16 +47,46 @@ pub struct Git {
     stop: Arc<AtomicBool>,
     /// When the next fetch is due.
     due: Instant,
-    /// The stored commit was read.
-    recalled: bool,
-    pin: Option<LastCommit>,
-    /// The accepted commit is not stored yet.
-    unkept: bool,
+    accepted: AcceptedCommit,
     reading: Option<SourceState>,
     /// The new state was not returned yet.
     fresh: bool,
-    trouble: Option<SourceError>,
+    errors: ErrorReports,
+}
+
+/// The last accepted commit, and its entry in the store.
+#[derive(Default)]
+struct AcceptedCommit {
+    last: Option<LastCommit>,
+    /// The stored commit was read.
+    is_recalled: bool,
+    /// The accepted commit is not stored yet.
+    is_unstored: bool,
+}
+
+/// The error of the last poll, and the one that was reported last.
+#[derive(Default)]
+struct ErrorReports {
+    current: Option<SourceError>,
     reported: Option<SourceError>,
+}
+
+impl ErrorReports {
+    /// Whether the error differs from the last reported one.
+    fn is_changed(&self) -> bool {
+        match (&self.reported, &self.current) {
+            (Some(reported), Some(now)) => !reported.is_same_report(now),
+            (reported, now) => reported.is_some() != now.is_some(),
+        }
+    }
+
+    fn take_change(&mut self) -> Option<Option<&SourceError>> {
+        if !self.is_changed() {
+            return None;
+        }
+        self.reported.clone_from(&self.current);
+        Some(self.current.as_ref())
+    }
 }
 
 struct PollTask {
@@ -75,13 +107,10 @@ impl Git {
             seen: Arc::new(ChangeSignal::default()),
             stop,
             due: Instant::now(),
-            recalled: false,
-            pin: None,
-            unkept: false,
+            accepted: AcceptedCommit::default(),
             reading: None,
             fresh: false,
-            trouble: None,
-            reported: None,
+            errors: ErrorReports::default(),
         }
     }
 
@@ -117,7 +146,7 @@ impl Git {
 
     fn poll_if_due(&mut self) {
         // A request that arrives before the stored commit is known stays pending.
-        if !self.recalled {
+        if !self.accepted.is_recalled {
             return;
         }
         let asked = self.seen.asked.swap(false, Ordering::SeqCst);
@@ -126,7 +155,7 @@ impl Git {
         }
         let (to, answer) = oneshot::channel();
         let (looker, seen) = (Arc::clone(&self.looker), Arc::clone(&self.seen));
-        let pin = self.pin.clone();
+        let pin = self.accepted.last.clone();
         let have = self.reading.as_ref().and_then(|reading| reading.commit.clone());
         let poll = move || {
             let mut looker = looker.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,31 +181,23 @@ impl Git {
 
     fn handle_poll_result(&mut self, result: PollResult) -> bool {
         // Another controller led: the result may be outdated.
-        if !self.recalled {
+        if !self.accepted.is_recalled {
             self.due = Instant::now();
             return false;
         }
-        self.trouble = result.trouble;
+        self.errors.current = result.trouble;
         if let Some((reading, pin)) = result.taken {
             let mut last = self.reading.take().unwrap_or_default();
             self.reading = Some(LastGood::reject_empty(reading, &mut last));
-            self.unkept |= self.pin.as_ref() != Some(&pin);
-            self.pin = Some(pin);
+            self.accepted.is_unstored |= self.accepted.last.as_ref() != Some(&pin);
+            self.accepted.last = Some(pin);
             self.fresh = true;
         }
-        self.fresh || self.error_changed()
-    }
-
-    /// Whether the error differs from the last reported one.
-    fn error_changed(&self) -> bool {
-        match (&self.reported, &self.trouble) {
-            (Some(reported), Some(now)) => !reported.is_same_failure(now),
-            (reported, now) => reported.is_some() != now.is_some(),
-        }
+        self.fresh || self.errors.is_changed()
     }
 
     pub fn wait(&self) -> Duration {
-        match (&self.polling, self.recalled) {
+        match (&self.polling, self.accepted.is_recalled) {
             (Some(PollTask { answer, thread }), _) if answer.is_some() || !thread.is_finished() => IDLE,
             (_, false) => IDLE,
             (Some(_) | None, true) => self.due.saturating_duration_since(Instant::now()),
@@ -185,18 +206,18 @@ impl Git {
 
     /// The last accepted commit.
     pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&SourceState>, Error> {
-        if !self.recalled {
+        if !self.accepted.is_recalled {
             let pin = self.load_last_commit(state).await?;
             // Another controller accepted another commit: ours is no longer active.
-            if self.pin.as_ref().map(|pin| &pin.commit) != pin.as_ref().map(|pin| &pin.commit) {
+            if self.accepted.last.as_ref().map(|pin| &pin.commit) != pin.as_ref().map(|pin| &pin.commit) {
                 (self.reading, self.fresh) = (None, false);
             }
-            (self.pin, self.unkept, self.recalled) = (pin, false, true);
+            self.accepted = AcceptedCommit { last: pin, is_recalled: true, is_unstored: false };
             self.due = Instant::now();
         }
-        if self.unkept {
+        if self.accepted.is_unstored {
             self.store_last_commit(state).await?;
-            self.unkept = false;
+            self.accepted.is_unstored = false;
         }
         let fresh = std::mem::take(&mut self.fresh);
         Ok(self.reading.as_mut().map(|reading| {
@@ -206,19 +227,15 @@ impl Git {
     }
 
     pub fn take_error_change(&mut self) -> Option<Option<&SourceError>> {
-        if !self.error_changed() {
-            return None;
-        }
-        self.reported.clone_from(&self.trouble);
-        Some(self.trouble.as_ref())
+        self.errors.take_change()
     }
 
     pub fn reset(&mut self) {
-        self.recalled = false;
+        self.accepted.is_recalled = false;
     }
 
     fn key(&self) -> String {
-        format!("source/{}/git", self.config.owner)
+        keys::last_commit(&self.config.owner)
     }
 
     /// The last accepted commit of this branch, by any leader.
@@ -237,7 +254,7 @@ impl Git {
     }
 
     async fn store_last_commit<S: Store>(&self, state: &S) -> Result<(), Error> {
-        let Some(pin) = &self.pin else { return Ok(()) };
+        let Some(pin) = &self.accepted.last else { return Ok(()) };
         let value = serde_json::json!({
             "url": self.config.shown_url(), "ref": self.config.reference,
             "path": self.config.path.to_string_lossy(), "commit": pin.commit, "good": pin.good,

@@ -4,9 +4,7 @@
 //! where required, and declares something. Otherwise the last commit stays active, and a [`SourceError`] is reported.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,18 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use super::super::last_good::{ExpectedRoots, LastGood};
 use super::super::{PostProcess, SourceError, SourceState};
+use super::address::Address;
 use super::command::GitCommand;
+use super::commit_files::{self, CommitFiles};
 use super::config::{GitConfig, Signatures};
+use super::error::{EmptyCommit, FetchError, RepositoryError, SignatureRefusal};
 use super::signature;
-use super::tree::{FoundFile, FoundManifests, Tree};
-use crate::manifest::{self, FileContent, Limits, Loaded, Problem, StandIn};
+use crate::manifest;
 
-/// Maximum size of a commit's listing: about two million files.
-const MAX_LISTING_BYTES: u64 = 256 << 20;
 /// Maximum number of commits that `--signatures all` verifies at once.
 const MAX_VERIFIED: usize = 10_000;
-/// Maximum length of a symlink's target.
-const MAX_LINK_BYTES: u64 = 4096;
 
 /// The last accepted commit, and the last one without an error: broken files keep their version there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,14 +53,6 @@ pub struct Poller {
     is_untidy: bool,
 }
 
-/// The files of a commit, valid or not.
-pub struct CommitFiles {
-    pub files: Vec<FileContent>,
-    pub problems: Vec<Problem>,
-    /// Dangling symlinks.
-    pub lost: Vec<String>,
-}
-
 impl Poller {
     pub fn new(config: Arc<GitConfig>, finish: PostProcess, stop: Arc<AtomicBool>) -> Poller {
         let mirror = mirror(&config);
@@ -79,23 +67,36 @@ impl Poller {
     /// `pin` is the last accepted commit, `have` the active one.
     pub fn poll(&mut self, pin: Option<&LastCommit>, have: Option<&str>) -> PollResult {
         // The lock excludes other users of the mirror until this returns.
-        let lock = self.lock();
-        let tip = lock.as_ref().map_err(String::clone).and_then(|lock| self.fetch(lock));
-        let judged = tip.map_err(|why| SourceError::Unreachable { why }).and_then(|tip| {
-            self.check_not_shallow(&tip)?;
-            self.check_tip(&tip, pin)?;
-            match have == Some(&tip) {
-                true => Ok(None),
-                false => self.load_commit(&tip, pin).map(Some),
+        let (_lock, taken) = match self.lock() {
+            Ok(lock) => {
+                let taken = self.fetch_and_load(&lock, pin, have);
+                (Some(lock), taken)
             }
-        });
-        match judged {
+            Err(error) => (None, Err(error.into())),
+        };
+        match taken {
             Ok(taken) => PollResult { taken, trouble: None },
             // After a restart the last accepted commit is in the mirror, and becomes active again.
             Err(trouble) => PollResult {
                 taken: pin.filter(|_| have.is_none()).and_then(|pin| self.reload_last_commit(pin)),
                 trouble: Some(trouble),
             },
+        }
+    }
+
+    /// Fetches the tip, and loads it if it is acceptable and not active yet.
+    fn fetch_and_load(
+        &mut self,
+        lock: &File,
+        pin: Option<&LastCommit>,
+        have: Option<&str>,
+    ) -> Result<Option<(SourceState, LastCommit)>, SourceError> {
+        let tip = self.fetch(lock)?;
+        self.check_not_shallow(&tip)?;
+        self.check_tip(&tip, pin)?;
+        match have == Some(&tip) {
+            true => Ok(None),
+            false => self.load_commit(&tip, pin).map(Some),
         }
     }
 
@@ -109,9 +110,12 @@ impl Poller {
     }
 
     /// Locks the mirror. Under the lock, git's own lock files are stale.
-    fn lock(&self) -> Result<File, String> {
+    fn lock(&self) -> Result<File, RepositoryError> {
         let (folder, mirror) = (&self.config.folder, &self.program.mirror);
-        let failed = |what: &Path, error: std::io::Error| format!("cannot use {}: {error}", what.display());
+        let failed = |path: &Path, source: std::io::Error| RepositoryError::Folder {
+            path: path.to_path_buf(),
+            source,
+        };
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -124,7 +128,7 @@ impl Poller {
         let begin = Instant::now();
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             if begin.elapsed() > self.config.timeout || self.program.stop.load(Ordering::SeqCst) {
-                return Err(format!("another process uses {} and does not release it", mirror.display()));
+                return Err(RepositoryError::InUse { mirror: mirror.clone() });
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -140,56 +144,67 @@ impl Poller {
     }
 
     /// Fetches the current tip.
-    fn fetch(&self, lock: &File) -> Result<String, String> {
+    fn fetch(&self, lock: &File) -> Result<String, RepositoryError> {
         let name = &self.config.reference;
         let address = self.config.address()?;
-        let shown = self.config.shown_url();
-        if !self.program.mirror.join("HEAD").is_file() {
-            let mirror = self.program.mirror.display().to_string();
-            let made = self.program.local(&["init", "--quiet", "--bare", "--template=", &mirror], &[], 0)?;
-            if !made.is_well() {
-                return Err(format!("cannot create the mirror {mirror}: {}", made.stderr));
-            }
-        }
+        self.create_mirror()?;
         let seen = format!("refs/abide/seen/{}", digest(name));
         if self.verifies_all() {
             // git keeps the reference and reports success when it refuses a shallow history.
             self.program.local(&["update-ref", "-d", &seen], &[], 1000)?;
         }
-        // A server that declares a commit shallow hides its ancestors.
-        let shallow = if self.verifies_all() { "--no-update-shallow" } else { "--update-shallow" };
-        let cannot = |why: &str| format!("cannot fetch {name} from {shown}: {why}");
-        let mut missing = String::new();
-        for name in candidate_refs(name) {
-            let what = format!("+{name}:{seen}");
-            let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
-            let more = ["--no-recurse-submodules", shallow, "--", &address.url, &what];
-            let args: Vec<&str> = flags.into_iter().chain(more).collect();
-            let fetched = self.program.remote(&args, lock, &address).map_err(|why| cannot(&why))?;
-            if fetched.is_well() {
-                missing.clear();
-                break;
-            }
-            if !fetched.stderr.contains("couldn't find remote ref") {
-                return Err(cannot(&fetched.stderr));
-            }
-            missing = fetched.stderr;
-        }
-        if !missing.is_empty() {
-            return Err(cannot(&missing));
-        }
+        let cannot = |source: FetchError| RepositoryError::Fetch {
+            reference: name.clone(),
+            url: self.config.shown_url(),
+            source,
+        };
+        self.fetch_to(&seen, &address, lock).map_err(cannot)?;
         if self.verifies_all() && !self.program.local(&["show-ref", "--verify", &seen], &[], 1000)?.is_well()
         {
-            return Err(cannot(
-                "the server declares a shallow history, and --signatures all needs every commit",
-            ));
+            return Err(cannot(FetchError::Shallow));
         }
         let commit = format!("{seen}^{{commit}}");
         let tip = self.program.local(&["rev-parse", "--verify", &commit], &[], 1000)?;
         match (tip.is_well(), String::from_utf8(tip.out)) {
             (true, Ok(tip)) => Ok(tip.trim().to_owned()),
-            (true, Err(_)) | (false, _) => Err(cannot(&tip.stderr)),
+            (true, Err(_)) | (false, _) => Err(cannot(FetchError::Git { stderr: tip.stderr })),
         }
+    }
+
+    fn create_mirror(&self) -> Result<(), RepositoryError> {
+        let mirror = &self.program.mirror;
+        if mirror.join("HEAD").is_file() {
+            return Ok(());
+        }
+        let name = mirror.display().to_string();
+        let made = self.program.local(&["init", "--quiet", "--bare", "--template=", &name], &[], 0)?;
+        match made.is_well() {
+            true => Ok(()),
+            false => Err(RepositoryError::Init { mirror: mirror.clone(), stderr: made.stderr }),
+        }
+    }
+
+    /// Fetches the first reference that exists of those that the name may mean.
+    fn fetch_to(&self, seen: &str, address: &Address, lock: &File) -> Result<(), FetchError> {
+        // A server that declares a commit shallow hides its ancestors.
+        let shallow = if self.verifies_all() { "--no-update-shallow" } else { "--update-shallow" };
+        let mut stderr = String::new();
+        for name in candidate_refs(&self.config.reference) {
+            let what = format!("+{name}:{seen}");
+            let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
+            let more = ["--no-recurse-submodules", shallow, "--", &address.url, &what];
+            let args: Vec<&str> = flags.into_iter().chain(more).collect();
+            let fetched = self.program.remote(&args, lock, address)?;
+            if fetched.is_well() {
+                return Ok(());
+            }
+            let is_missing = fetched.lacks_reference();
+            stderr = fetched.stderr;
+            if !is_missing {
+                break;
+            }
+        }
+        Err(FetchError::Git { stderr })
     }
 
     fn verifies_all(&self) -> bool {
@@ -207,17 +222,14 @@ impl Poller {
         if !self.verifies_all() || !is_shallow {
             return Ok(());
         }
-        let mirror = self.program.mirror.display();
-        let why = format!("the mirror {mirror} is shallow, so not every commit can be verified; delete it");
-        Err(SourceError::NotSigned { tip: tip.to_owned(), why })
+        Err(refused(tip, SignatureRefusal::Shallow { mirror: self.program.mirror.clone() }))
     }
 
     fn check_tip(&self, tip: &str, pin: Option<&LastCommit>) -> Result<(), SourceError> {
-        let broken = |why: String| SourceError::Unreachable { why };
         let Some(pin) = pin.filter(|pin| pin.commit != tip) else { return self.verify(tip) };
         let args = ["merge-base", "--is-ancestor", &pin.commit, tip];
         // An unknown commit is not an ancestor, either.
-        let follows = self.program.local(&args, &[], 1000).map_err(broken)?.is_well();
+        let follows = self.program.local(&args, &[], 1000).map_err(RepositoryError::from)?.is_well();
         let accepted = self.config.accept_rewind.as_deref().is_some_and(|commit| tip.starts_with(commit));
         if !follows && !accepted {
             let what = format!("{} of {}", self.config.reference, self.config.shown_url());
@@ -232,29 +244,28 @@ impl Poller {
 
     /// Each commit that this tip adds, on any branch.
     fn verify_since(&self, last: &str, tip: &str) -> Result<(), SourceError> {
-        let refused = |why: String| SourceError::NotSigned { tip: tip.to_owned(), why };
         let most = (MAX_VERIFIED + 1).to_string();
         let (without, count) = (format!("^{last}"), format!("--max-count={most}"));
         let listed = self.program.local(&["rev-list", &count, tip, &without], &[], 1 << 20);
-        let listed = listed.map_err(|why| SourceError::Unreachable { why })?;
+        let listed = listed.map_err(RepositoryError::from)?;
         if !listed.is_well() {
             // Only a tip that was accepted by id gets here without the last accepted commit.
-            return Err(refused(format!("cannot list the commits since {last}: {}", listed.stderr)));
+            let (last, stderr) = (last.to_owned(), listed.stderr);
+            return Err(refused(tip, SignatureRefusal::List { last, stderr }));
         }
         let commits = String::from_utf8_lossy(&listed.out).into_owned();
         let commits: Vec<&str> = commits.lines().filter(|commit| *commit != tip).collect();
         if commits.len() >= MAX_VERIFIED {
-            return Err(refused(format!("it brings more than {MAX_VERIFIED} commits, too many to verify")));
+            return Err(refused(tip, SignatureRefusal::TooMany { most: MAX_VERIFIED }));
         }
         let Some(signers) = &self.config.signers else { return Ok(()) };
         signature::verify_all(&self.program, &commits, signers)
-            .map_err(|(commit, why)| refused(format!("it contains commit {commit}: {why}")))
+            .map_err(|(commit, source)| refused(tip, SignatureRefusal::Contains { commit, source }))
     }
 
     fn verify(&self, commit: &str) -> Result<(), SourceError> {
         let Some(signers) = &self.config.signers else { return Ok(()) };
-        let refused = |why| SourceError::NotSigned { tip: commit.to_owned(), why };
-        signature::verify(&self.program, commit, signers).map_err(refused)
+        signature::verify(&self.program, commit, signers).map_err(|error| refused(commit, error.into()))
     }
 
     fn load_commit(
@@ -280,8 +291,8 @@ impl Poller {
         let mut reading =
             self.last_good.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
         if reading.desired.instances.is_empty() && !reading.is_incomplete {
-            let why = format!("no process is declared {}", path_prefix(&self.config.path));
-            return Err(SourceError::Empty { tip: commit.to_owned(), why });
+            let source = EmptyCommit::NoProcesses(commit_files::path_prefix(&self.config.path));
+            return Err(SourceError::Empty { tip: commit.to_owned(), source });
         }
         // A commit is complete: nothing in it is unread, unless it is broken.
         reading.may_prune = !reading.is_incomplete;
@@ -290,23 +301,22 @@ impl Poller {
             good = Some(commit.to_owned());
         }
         self.good.clone_from(&good);
-        // A reference protects the commit from garbage collection if the branch is rewound.
+        self.keep(commit)?;
+        self.is_untidy = true;
+        Ok((reading, LastCommit { commit: commit.to_owned(), good }))
+    }
+
+    /// Adds a reference that protects a commit from garbage collection if the branch is rewound.
+    fn keep(&self, commit: &str) -> Result<(), RepositoryError> {
         let taken = format!(
             "refs/abide/taken/{}",
             digest(&format!("{}\n{}", self.config.owner, self.config.reference))
         );
-        let kept = self.program.local(&["update-ref", &taken, commit], &[], 1000);
-        match kept {
-            Ok(kept) if kept.is_well() => {}
-            Ok(kept) => {
-                return Err(SourceError::Unreachable {
-                    why: format!("cannot keep {commit}: {}", kept.stderr),
-                });
-            }
-            Err(why) => return Err(SourceError::Unreachable { why }),
+        let kept = self.program.local(&["update-ref", &taken, commit], &[], 1000)?;
+        match kept.is_well() {
+            true => Ok(()),
+            false => Err(RepositoryError::Keep { commit: commit.to_owned(), stderr: kept.stderr }),
         }
-        self.is_untidy = true;
-        Ok((reading, LastCommit { commit: commit.to_owned(), good }))
     }
 
     /// The commit that was active before a restart, if it is still in the mirror and still acceptable.
@@ -315,8 +325,12 @@ impl Poller {
     }
 
     fn files(&self, commit: &str) -> Result<CommitFiles, SourceError> {
-        files(&self.program, commit, &self.config.path, &self.config.limits)
+        commit_files::files(&self.program, commit, &self.config.path, &self.config.limits)
     }
+}
+
+fn refused(tip: &str, why: SignatureRefusal) -> SourceError {
+    SourceError::NotSigned { tip: tip.to_owned(), source: Arc::new(why) }
 }
 
 /// References that a name may mean, in order of precedence. git prefers a tag over a branch of the same name: then a
@@ -332,112 +346,6 @@ fn candidate_refs(name: &str) -> Vec<String> {
 /// Watchers of one repository share a mirror, whatever branches they follow.
 pub fn mirror(config: &GitConfig) -> PathBuf {
     config.folder.join(digest(&config.shown_url()))
-}
-
-/// The manifests of a commit below a path.
-pub fn files(
-    program: &GitCommand,
-    commit: &str,
-    path: &Path,
-    limits: &Limits,
-) -> Result<CommitFiles, SourceError> {
-    let cannot = |why: String| SourceError::Unreachable {
-        why: format!(
-            "cannot read commit {commit}: {why}; the mirror {} can be deleted: it is fetched again",
-            program.mirror.display()
-        ),
-    };
-    let root = path;
-    let path = path.to_string_lossy().into_owned();
-    let mut args = vec!["ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit];
-    args.extend((!path.is_empty()).then_some(path.as_str()));
-    let listed = program.local(&args, &[], MAX_LISTING_BYTES).map_err(cannot)?;
-    if !listed.is_well() {
-        return Err(cannot(listed.stderr));
-    }
-    let mut tree = Tree::parse(&listed.out).map_err(cannot)?;
-    let empty = |why: String| SourceError::Empty { tip: commit.to_owned(), why };
-    if tree.is_empty() {
-        return Err(empty(match path.is_empty() {
-            true => "it holds nothing".to_owned(),
-            false => format!("it has no {path}"),
-        }));
-    }
-    let links = tree.links().into_iter().filter(|(_, bytes)| *bytes <= MAX_LINK_BYTES);
-    let links: Vec<(String, u64)> = links.map(|(object, bytes)| (object.to_owned(), bytes)).collect();
-    let targets = contents(program, &links).map_err(cannot)?;
-    let targets = targets.into_iter().map(|target| OsString::from_vec(target.to_vec()));
-    tree.targets = links.into_iter().map(|(object, _)| object).zip(targets).collect();
-    let mut choice = tree.find_manifests(root);
-    for (link, there) in std::mem::take(&mut choice.outside) {
-        let there = there.to_string_lossy();
-        let args = ["ls-tree", "-l", "-z", "--full-tree", commit, &*there];
-        let listed = program.local(&args, &[], MAX_LISTING_BYTES).map_err(cannot)?;
-        match Tree::parse(&listed.out).map_err(cannot)?.is_folder(Path::new(&*there)) {
-            Some(true) => choice.leads_out(&link),
-            Some(false) => {}
-            None => choice.lost.push(manifest::display_path(&link)),
-        }
-    }
-    let FoundManifests { files: chosen, mut problems, lost, .. } = choice;
-    if chosen.is_empty() && problems.is_empty() {
-        return Err(empty(format!("there is no *.yaml, *.yml or *.json {}", path_prefix(root))));
-    }
-    if let Some(problem) = manifest::too_large(&path, chosen.iter().map(|file| file.bytes), limits) {
-        problems.push(problem);
-        return Ok(CommitFiles { files: Vec::new(), problems, lost });
-    }
-    // Files that are too large are not requested.
-    let (small, large): (Vec<FoundFile>, Vec<FoundFile>) =
-        chosen.into_iter().partition(|file| file.bytes <= limits.file_bytes);
-    let objects: Vec<(String, u64)> = small.iter().map(|file| (file.object.clone(), file.bytes)).collect();
-    let contents = contents(program, &objects).map_err(cannot)?;
-    let none = large.iter().map(|_| Arc::from([]));
-    let files =
-        small.iter().chain(&large).zip(contents.into_iter().chain(none)).map(|(file, content)| FileContent {
-            name: file.path.to_string_lossy().into_owned(),
-            scope_dir: file.scope_dir(),
-            bytes: file.bytes,
-            content,
-        });
-    Ok(CommitFiles { files: files.collect(), problems, lost })
-}
-
-/// The contents of objects, in the same order.
-fn contents(program: &GitCommand, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, String> {
-    if objects.is_empty() {
-        return Ok(Vec::new());
-    }
-    let asked: String = objects.iter().map(|(object, _)| format!("{object}\n")).collect();
-    // Each object has a header line before it and a newline after it.
-    let most = objects.iter().map(|(_, bytes)| bytes + 200).sum();
-    let ended = program.local(&["cat-file", "--batch", "--buffer"], asked.as_bytes(), most)?;
-    if !ended.is_well() {
-        return Err(ended.stderr);
-    }
-    let mut rest = &ended.out[..];
-    let mut contents = Vec::with_capacity(objects.len());
-    for (object, bytes) in objects {
-        let head = format!("{object} blob {bytes}\n");
-        let (content, after) = rest
-            .strip_prefix(head.as_bytes())
-            .and_then(|rest| rest.split_at_checked(usize::try_from(*bytes).ok()?))
-            .ok_or_else(|| format!("object {object} is missing or damaged"))?;
-        contents.push(Arc::from(content));
-        rest = after.strip_prefix(b"\n").unwrap_or(after);
-    }
-    Ok(contents)
-}
-
-pub fn load(files: &CommitFiles, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
-    manifest::load_files(files.files.clone(), files.problems.clone(), limits, stand_ins)
-}
-
-fn path_prefix(path: &Path) -> String {
-    match path.as_os_str().is_empty() {
-        true => "in it".to_owned(),
-        false => format!("below {}", path.display()),
-    }
 }
 
 /// A name for a directory or a reference.

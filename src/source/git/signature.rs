@@ -4,12 +4,12 @@
 //! content tells which. A signature of the other kind is not valid.
 
 use std::fs::{self, DirBuilder};
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::command::GitCommand;
+use super::command::{CommandError, GitCommand};
 
 /// Maximum size of a key file.
 const MAX_KEY_FILE_BYTES: u64 = 16 << 20;
@@ -24,21 +24,51 @@ pub enum Keys {
     Keybox,
 }
 
+/// Why a key file cannot be used, or why a signature is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum SignatureError {
+    #[error("{}: no such file", .0.display())]
+    NoFile(PathBuf),
+    #[error("cannot read {}: {source}", file.display())]
+    Unreadable { file: PathBuf, source: io::Error },
+    #[error("{} is larger than {MAX_KEY_FILE_BYTES} bytes", .0.display())]
+    TooLarge(PathBuf),
+    #[error("{} holds neither allowed signers of ssh nor public keys of gpg", .0.display())]
+    NoKeys(PathBuf),
+    #[error("cannot make a folder for keys: {0}")]
+    Folder(#[source] io::Error),
+    #[error("cannot copy the keys: {0}")]
+    Copy(#[source] io::Error),
+    #[error("the keys cannot be read: {stderr}")]
+    Import { stderr: String },
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("it is not signed")]
+    NotSigned,
+    #[error("it is signed with ssh, and {} holds keys of gpg", .0.display())]
+    SignedWithSsh(PathBuf),
+    #[error("it is signed with gpg, and {} holds keys of ssh", .0.display())]
+    SignedWithGpg(PathBuf),
+    #[error("it has a signature of an unknown kind")]
+    UnknownKind,
+    #[error("its signature is not good by {}: {why}", file.display())]
+    NotGood { file: PathBuf, why: String },
+}
+
 /// Reads a key file and detects its kind.
-pub fn keys(file: &Path) -> Result<(Keys, Vec<u8>), String> {
+pub fn keys(file: &Path) -> Result<(Keys, Vec<u8>), SignatureError> {
     let mut bytes = Vec::new();
     let read =
         fs::File::open(file).and_then(|open| open.take(MAX_KEY_FILE_BYTES + 1).read_to_end(&mut bytes));
-    read.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => format!("{}: no such file", file.display()),
-        _ => format!("cannot read {}: {error}", file.display()),
+    let name = || file.to_path_buf();
+    read.map_err(|source| match source.kind() {
+        ErrorKind::NotFound => SignatureError::NoFile(name()),
+        _ => SignatureError::Unreadable { file: name(), source },
     })?;
     if bytes.len() as u64 > MAX_KEY_FILE_BYTES {
-        return Err(format!("{} is larger than {MAX_KEY_FILE_BYTES} bytes", file.display()));
+        return Err(SignatureError::TooLarge(name()));
     }
-    let kind = kind(&bytes).ok_or_else(|| {
-        format!("{} holds neither allowed signers of ssh nor public keys of gpg", file.display())
-    })?;
+    let kind = kind(&bytes).ok_or_else(|| SignatureError::NoKeys(name()))?;
     Ok((kind, bytes))
 }
 
@@ -61,13 +91,17 @@ fn kind(bytes: &[u8]) -> Option<Keys> {
     lines.any(|line| line.split_ascii_whitespace().skip(1).any(is_key)).then_some(Keys::Ssh)
 }
 
-/// `Err`: why the signature is not valid.
-pub fn verify(program: &GitCommand, commit: &str, file: &Path) -> Result<(), String> {
-    verify_all(program, &[commit], file).map_err(|(_, why)| why)
+/// Whether a commit has a valid signature.
+pub fn verify(program: &GitCommand, commit: &str, file: &Path) -> Result<(), SignatureError> {
+    verify_all(program, &[commit], file).map_err(|(_, error)| error)
 }
 
 /// `Err`: the first commit without a valid signature, and why.
-pub fn verify_all(program: &GitCommand, commits: &[&str], file: &Path) -> Result<(), (String, String)> {
+pub fn verify_all(
+    program: &GitCommand,
+    commits: &[&str],
+    file: &Path,
+) -> Result<(), (String, SignatureError)> {
     let Some(first) = commits.first() else { return Ok(()) };
     let verifier = Verifier::new(program, file).map_err(|why| ((*first).to_owned(), why))?;
     commits.iter().try_for_each(|commit| verifier.verify(commit).map_err(|why| ((*commit).to_owned(), why)))
@@ -84,18 +118,17 @@ struct Verifier<'a> {
 }
 
 impl<'a> Verifier<'a> {
-    fn new(program: &'a GitCommand, file: &'a Path) -> Result<Verifier<'a>, String> {
+    fn new(program: &'a GitCommand, file: &'a Path) -> Result<Verifier<'a>, SignatureError> {
         let (keys, bytes) = keys(file)?;
         let home = GpgHome::make(program)?;
         match keys {
             Keys::Ssh => {}
             Keys::Pgp => import(program, &home.0, &bytes)?,
-            Keys::Keybox => fs::write(home.0.join("pubring.kbx"), &bytes)
-                .map_err(|error| format!("cannot copy the keys: {error}"))?,
+            Keys::Keybox => fs::write(home.0.join("pubring.kbx"), &bytes).map_err(SignatureError::Copy)?,
         }
         let signers = home.0.join("signers");
         let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
-        fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
+        fs::write(&signers, text).map_err(SignatureError::Copy)?;
         // git chooses the program by the kind of signature: other kinds get `false`. With ssh, a signature without a
         // listed signer does not count; gpg knows only the keys of the file.
         let (ssh, pgp, trust) = match keys {
@@ -113,31 +146,23 @@ impl<'a> Verifier<'a> {
         Ok(Verifier { program, file, keys, home, settings })
     }
 
-    fn verify(&self, commit: &str) -> Result<(), String> {
-        let shown = self.file.display();
+    fn verify(&self, commit: &str) -> Result<(), SignatureError> {
+        let file = || self.file.to_path_buf();
         let ended = self.program.local(&["cat-file", "commit", commit], &[], 1 << 24)?;
         let signed = ended.is_well().then(|| scheme(&ended.out)).flatten();
         match (signed, self.keys) {
-            (None, _) => return Err("it is not signed".to_owned()),
+            (None, _) => return Err(SignatureError::NotSigned),
             (Some(Scheme::Ssh), Keys::Ssh) | (Some(Scheme::Pgp), Keys::Pgp | Keys::Keybox) => {}
-            (Some(Scheme::Ssh), _) => {
-                return Err(format!("it is signed with ssh, and {shown} holds keys of gpg"));
-            }
-            (Some(Scheme::Pgp), _) => {
-                return Err(format!("it is signed with gpg, and {shown} holds keys of ssh"));
-            }
-            (Some(Scheme::Other), _) => {
-                return Err("it has a signature of an unknown kind".to_owned());
-            }
+            (Some(Scheme::Ssh), _) => return Err(SignatureError::SignedWithSsh(file())),
+            (Some(Scheme::Pgp), _) => return Err(SignatureError::SignedWithGpg(file())),
+            (Some(Scheme::Other), _) => return Err(SignatureError::UnknownKind),
         }
         let mut args: Vec<&str> = self.settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
         args.extend(["verify-commit", "--raw", commit]);
         let ended = self.program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &self.home.0)])?;
         match ended.is_well() {
             true => Ok(()),
-            false => {
-                Err(format!("its signature is not good by {shown}: {}", reason(&ended.stderr, self.file)))
-            }
+            false => Err(SignatureError::NotGood { file: file(), why: reason(&ended.stderr, self.file) }),
         }
     }
 }
@@ -177,15 +202,14 @@ fn reason(said: &str, file: &Path) -> String {
 struct GpgHome(PathBuf);
 
 impl GpgHome {
-    fn make(program: &GitCommand) -> Result<GpgHome, String> {
+    fn make(program: &GitCommand) -> Result<GpgHome, SignatureError> {
         let home = GpgHome(program.mirror.with_extension(format!("keys-{}", std::process::id())));
         let _ = fs::remove_dir_all(&home.0);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&home.0);
         // No prompts, no fetches, no background processes; every key in the file is trusted.
         let conf =
             "batch\nno-tty\nno-autostart\nno-auto-key-retrieve\nno-auto-check-trustdb\ntrust-model always\n";
-        made.and_then(|()| fs::write(home.0.join("gpg.conf"), conf))
-            .map_err(|error| format!("cannot make a folder for keys: {error}"))?;
+        made.and_then(|()| fs::write(home.0.join("gpg.conf"), conf)).map_err(SignatureError::Folder)?;
         Ok(home)
     }
 }
@@ -196,15 +220,15 @@ impl Drop for GpgHome {
     }
 }
 
-fn import(program: &GitCommand, home: &Path, bytes: &[u8]) -> Result<(), String> {
+fn import(program: &GitCommand, home: &Path, bytes: &[u8]) -> Result<(), SignatureError> {
     let file = home.join("import");
-    fs::write(&file, bytes).map_err(|error| format!("cannot copy the keys: {error}"))?;
+    fs::write(&file, bytes).map_err(SignatureError::Copy)?;
     let mut command = Command::new("gpg");
     command.args(["--quiet", "--import"]).arg(&file).env("GNUPGHOME", home).stdin(Stdio::null());
     let ended = program.run_other(command)?;
     match ended.is_well() {
         true => Ok(()),
-        false => Err(format!("the keys cannot be read: {}", ended.stderr)),
+        false => Err(SignatureError::Import { stderr: ended.stderr }),
     }
 }
 

@@ -75,12 +75,17 @@ impl FoundFile {
     }
 }
 
+/// A line of git's listing that is not understood.
+#[derive(Debug, thiserror::Error)]
+#[error("git lists {0:?}")]
+pub struct ListingError(String);
+
 impl Tree {
     /// Parses the output of `ls-tree -r -t -l -z`.
-    pub fn parse(listing: &[u8]) -> Result<Tree, String> {
+    pub fn parse(listing: &[u8]) -> Result<Tree, ListingError> {
         let mut tree = Tree::default();
         for line in listing.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
-            let wrong = || format!("git lists {:?}", String::from_utf8_lossy(line));
+            let wrong = || ListingError(String::from_utf8_lossy(line).into_owned());
             let tab = line.iter().position(|byte| *byte == b'\t').ok_or_else(wrong)?;
             let head = std::str::from_utf8(&line[..tab]).map_err(|_| wrong())?;
             let words: Vec<&str> = head.split_ascii_whitespace().collect();

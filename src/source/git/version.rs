@@ -10,9 +10,21 @@ use std::sync::OnceLock;
 const FIRST_SAFE_VERSIONS: [(u32, u32, u32); 7] =
     [(2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 0)];
 
-/// `Err`: why this machine's git is not used. Checked once; a git that cannot run reports that when it is used.
-pub fn check() -> Result<(), String> {
-    static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
+/// Why this machine's git is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VersionError {
+    #[error("cannot tell the version of git: `git --version` must say it")]
+    Unknown,
+    #[error(
+        "git {0}.{1}.{2} does not know GIT_NO_LAZY_FETCH: reading a partial clone could run programs that its \
+         configuration names; git 2.45 or newer is needed (or 2.39.4, 2.40.2, 2.41.1, 2.42.2, 2.43.4, 2.44.1)"
+    )]
+    TooOld(u32, u32, u32),
+}
+
+/// Checked once. A git that cannot run reports that when it is used.
+pub fn check() -> Result<(), VersionError> {
+    static CHECKED: OnceLock<Result<(), VersionError>> = OnceLock::new();
     CHECKED
         .get_or_init(|| {
             let output =
@@ -25,12 +37,12 @@ pub fn check() -> Result<(), String> {
         .clone()
 }
 
-fn check_version(output: &str) -> Result<(), String> {
+fn check_version(output: &str) -> Result<(), VersionError> {
     let version = output.trim().strip_prefix("git version ").unwrap_or_default();
     let mut numbers = version.split(['.', ' ', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
     let (Some(major), Some(minor)) = (next(), next()) else {
-        return Err("cannot tell the version of git: `git --version` must say it".to_owned());
+        return Err(VersionError::Unknown);
     };
     let found = (major, minor, next().unwrap_or(0));
     let line = FIRST_SAFE_VERSIONS.iter().find(|known| (known.0, known.1) == (major, minor));
@@ -38,11 +50,7 @@ fn check_version(output: &str) -> Result<(), String> {
         line.map_or(found > FIRST_SAFE_VERSIONS[FIRST_SAFE_VERSIONS.len() - 1], |first| found >= *first);
     match knows {
         true => Ok(()),
-        false => Err(format!(
-            "git {}.{}.{} does not know GIT_NO_LAZY_FETCH: reading a partial clone could run programs that its \
-             configuration names; git 2.45 or newer is needed (or 2.39.4, 2.40.2, 2.41.1, 2.42.2, 2.43.4, 2.44.1)",
-            found.0, found.1, found.2
-        )),
+        false => Err(VersionError::TooOld(found.0, found.1, found.2)),
     }
 }
 
@@ -64,7 +72,7 @@ mod tests {
             assert_eq!(check_version(&format!("git version {good}\n")), Ok(()), "{good}");
         }
         for old in ["2.34.1", "2.39.3", "2.43.0", "2.44.0", "1.9.5", "2.38.9"] {
-            let why = check_version(&format!("git version {old}\n")).expect_err(old);
+            let why = check_version(&format!("git version {old}\n")).expect_err(old).to_string();
             assert!(why.contains(old) && why.contains("GIT_NO_LAZY_FETCH"), "{why}");
         }
         assert!(check_version("").is_err() && check_version("hub version 2").is_err());

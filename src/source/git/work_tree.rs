@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::address::without_credentials;
 use super::command::GitCommand;
+use super::commit_files::{files, load};
 use super::config::GitConfig;
-use super::poll::{files, load, mirror};
+use super::poll::mirror;
 use crate::manifest::{Limits, Loaded};
 
 /// Maximum number of commits searched.

@@ -28,7 +28,7 @@ use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
-use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn};
+use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
 
 /// How often a waiting reader checks for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -117,7 +117,7 @@ impl Embedded {
 
     async fn lease(&self, name: &str, request: LeaseRequest) -> Result<LeaseReply, Error> {
         let (reply, result) = oneshot::channel();
-        let job = Job::Lease { name: format!("lease/{name}"), request, reply };
+        let job = Job::Lease { name: keys::lease(name), request, reply };
         self.shared.writer.send(job).map_err(|_| Error::Closed)?;
         result.await.map_err(|_| Error::Closed)?
     }

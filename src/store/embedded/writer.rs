@@ -12,7 +12,7 @@ use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
-use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode};
+use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
 
 /// Maximum jobs per commit: more would only delay the first of them.
 const MAX_BATCH: usize = 1024;
@@ -241,7 +241,7 @@ fn lease(
             holds && record.generation == lease.generation && record.expires > now
         })
     };
-    let name = key.trim_start_matches("lease/").to_owned();
+    let name = keys::lease_of(key).unwrap_or(key).to_owned();
     let (next, reply) = match request {
         LeaseRequest::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
             Ok(next) => {

@@ -1,4 +1,4 @@
-//! Checks before the first step: budgets, and the user's approval.
+//! The user's approval of a plan.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -7,29 +7,10 @@ use crate::cli::Failure;
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::input::PlanInput;
 use crate::cli::commands::plan::text;
-use crate::cli::output::print::{BOLD, Printer, count};
-use crate::model::{HoldReason, Plan};
+use crate::cli::output::print::{BOLD, Printer};
+use crate::model::Plan;
 
-/// Refuses the whole plan if it exceeds a budget.
-pub fn check_budget(planned: &Plan) -> Result<(), Failure> {
-    for (reason, flag) in
-        [(HoldReason::DeleteBudget, "--max-delete"), (HoldReason::RestartBudget, "--max-restart")]
-    {
-        let held = planned.held.iter().filter(|held| held.reason == reason).count();
-        if held > 0 {
-            let detail = planned
-                .held
-                .iter()
-                .find(|held| held.reason == reason)
-                .map_or("", |held| held.detail.as_str());
-            let message = format!("{} over a budget: {detail}; nothing was done", count(held, "instance"));
-            let hint = format!("`abide plan` shows them; {flag} allows more");
-            return Err(Failure::refused(reason.word(), message).hint(hint));
-        }
-    }
-    Ok(())
-}
-
+/// Shows the plan and asks for approval, unless it was given already.
 pub fn approve(
     args: &ApplyArgs,
     saved: bool,

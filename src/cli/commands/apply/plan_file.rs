@@ -1,12 +1,10 @@
-//! Saved plans: their manifests and flags, and the check that a new plan is equal.
+//! Saved plans: their manifests, flags, fingerprint and steps.
 
 use serde_json::Value;
 
 use super::ApplyArgs;
-use super::report::OriginalPlan;
-use crate::cli::commands::plan::input::PlanInput;
 use crate::cli::{Exit, Failure};
-use crate::model::Plan;
+use crate::engine::SavedPlan;
 
 /// Loads a saved plan and replaces the arguments with its manifests and flags. `None`: PATH is not a plan file.
 pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
@@ -36,17 +34,12 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     Ok(Some(plan))
 }
 
-/// Refuses a saved plan unless a new plan has the same fingerprint and steps.
-pub fn check_unchanged(saved: &Value, input: &PlanInput, planned: &Plan) -> Result<(), Failure> {
-    let now = OriginalPlan::of(input, planned)?;
-    let steps = |plan: &Value| -> Vec<String> {
-        let waves = plan["waves"].as_array().into_iter().flatten();
-        let steps = waves.flat_map(|wave| wave.as_array().into_iter().flatten());
-        steps.map(|step| format!("{} {} {}", step["instance"], step["op"], step["spec"])).collect()
-    };
-    if saved["fingerprint"] == now.digests.all.as_str() && steps(saved) == steps(&now.json) {
-        return Ok(());
-    }
-    let message = "the plan is stale: manifests, flags or the observed state changed since it was made";
-    Err(Failure::refused("StalePlan", message).hint("plan again, and review the new plan"))
+/// Fingerprint and steps of a saved plan.
+pub fn saved_plan(plan: &Value) -> SavedPlan {
+    let waves = plan["waves"].as_array().into_iter().flatten();
+    let steps = waves.flat_map(|wave| wave.as_array().into_iter().flatten());
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let line =
+        |step: &Value| format!("{} {} {}", text(&step["instance"]), text(&step["op"]), text(&step["spec"]));
+    SavedPlan { fingerprint: text(&plan["fingerprint"]), steps: steps.map(line).collect() }
 }

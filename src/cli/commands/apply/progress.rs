@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::output::print::{Printer, count};
+use crate::cli::output::table::{cut, stderr_width};
 use crate::execute::ExecutionEvent;
 
 /// Progress output: one line that is overwritten on a terminal, else a new line every few seconds.
@@ -45,7 +46,11 @@ impl<'a> Progress<'a> {
             let longest = waits_for.map(|key| format!("  waiting for {key}")).unwrap_or_default();
             let text = format!("{} of {}{bad}{longest}", self.done, count(self.all, "step"));
             match self.over {
-                true => self.printer.to_stderr(&format!("\r\u{1b}[2K{text}")),
+                // A longer line wraps, and only its last row is overwritten.
+                true => {
+                    let text = stderr_width().map_or_else(|| text.clone(), |width| cut(&text, width));
+                    self.printer.to_stderr(&format!("\r\u{1b}[2K{text}"));
+                }
                 false => self.printer.info(&text),
             }
         }

@@ -2,62 +2,57 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::ApplyArgs;
 use crate::cli::commands::plan::args::PlanForm;
-use crate::cli::commands::plan::input::{PlanDigests, PlanInput};
-use crate::cli::commands::plan::json as plan_json;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
+use crate::contract::{ApplyReport, ExitReport, PlanDocument, StepReport, TargetProcess, UnhealthyInstance};
+use crate::engine::{Conclusion, Report};
 use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
 use crate::model::{Health, HoldReason, Op, Plan};
 
-/// The result of an apply.
-pub struct Report {
+/// The result of an apply, as it is rendered.
+pub struct ReportView {
     pub ended: Vec<StepResult>,
-    /// A new plan is empty and all instances are healthy; `None`: not verified.
     pub converged: Option<bool>,
     pub exit: Exit,
     pub reason: Option<&'static str>,
-    /// Instances that are in sync but unhealthy.
+    /// Unhealthy instances, each with the reason.
     pub unhealthy: Vec<(String, Health, String)>,
 }
 
-impl Report {
-    /// Makes `converged` and the reason consistent with the exit code: an apply converged if and only if it exits with 0, and
-    /// only exit code 3 has a reason.
-    pub fn with_consistent_exit(mut self) -> Report {
-        self.converged = self.converged.map(|converged| converged && self.exit == Exit::Done);
-        self.reason = self.reason.filter(|_| self.exit == Exit::Incomplete);
-        self
+impl ReportView {
+    /// The view of a report, and its plan. The reasons of unhealthy instances come from the target, until the time limit.
+    pub async fn of(report: Report, live: &ConnectedTarget, deadline: Instant) -> (ReportView, Plan) {
+        let Report { plan, ended, converged, conclusion, reason, unhealthy, .. } = report;
+        let unhealthy =
+            unhealthy.into_iter().map(|one| (one.instance.to_string(), one.health, String::new()));
+        let mut unhealthy: Vec<_> = unhealthy.collect();
+        let until = if ended.is_empty() { deadline } else { Instant::now() + EXPLAIN_TIMEOUT };
+        let _ = tokio::time::timeout_at(until, explain_unhealthy(live, &mut unhealthy)).await;
+        let (exit, reason) = (exit(conclusion), reason.map(HoldReason::word));
+        (ReportView { ended, converged, exit, reason, unhealthy }, plan)
     }
 }
 
-/// The reason of an incomplete apply if it is ownership alone. Other held reasons are in the plan.
-pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<&'static str> {
-    let mut all: Vec<Option<HoldReason>> = reasons.collect();
-    all.dedup();
-    match all[..] {
-        [Some(reason @ HoldReason::NotOwned)] => Some(reason.word()),
-        _ => None,
-    }
-}
+/// Time limit for the reasons of unhealthy instances after the last step.
+const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The plan before the first step.
-pub struct OriginalPlan {
-    pub digests: PlanDigests,
-    pub json: Value,
-}
-
-impl OriginalPlan {
-    pub fn of(input: &PlanInput, planned: &Plan) -> Result<OriginalPlan, Failure> {
-        let digests = input.digests(planned);
-        let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
-        Ok(OriginalPlan { digests, json })
+fn exit(conclusion: Conclusion) -> Exit {
+    match conclusion {
+        Conclusion::Done => Exit::Done,
+        Conclusion::Incomplete => Exit::Incomplete,
+        Conclusion::TimedOut => Exit::TimedOut,
+        Conclusion::LeaseLost => Exit::Locked,
+        Conclusion::RolledBack => Exit::RolledBack,
+        Conclusion::Stopped(code) if code == Exit::Terminated as u8 => Exit::Terminated,
+        Conclusion::Stopped(_) => Exit::Interrupted,
     }
 }
 
@@ -78,8 +73,8 @@ pub fn check_writable(file: &Path) -> Result<(), Failure> {
 pub fn show(
     args: &ApplyArgs,
     planned: &Plan,
-    before: &OriginalPlan,
-    report: &Report,
+    original: Option<PlanDocument>,
+    report: &ReportView,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     // A failed write keeps the report and the exit code.
@@ -89,38 +84,45 @@ pub fn show(
         printer.warning(&format!("cannot write {}: {error}", file.display()));
     }
     match args.output {
-        PlanForm::Json => printer.data(&render_json(before, report)?),
+        PlanForm::Json => printer.data(&render_json(original, report)?),
         PlanForm::Markdown => printer.data(&render_markdown(report)),
         PlanForm::Text => printer.styled(&render_text(planned, report)),
     }
     Ok(report.exit)
 }
 
-fn render_json(before: &OriginalPlan, report: &Report) -> Result<String, Failure> {
-    let plan = &before.json;
-    let outcomes: Vec<Value> = report
-        .ended
-        .iter()
-        .map(|ended| {
-            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
-                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
-                   "reason": ended.reason.map(HoldReason::word)})
-        })
-        .collect();
-    let unhealthy = report
-        .unhealthy
-        .iter()
-        .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
-    let unhealthy: Vec<Value> = unhealthy.collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": unhealthy, "converged": report.converged.unwrap_or(false),
-                       "exit": {"code": report.exit as u8, "reason": report.reason}});
+fn render_json(plan: Option<PlanDocument>, report: &ReportView) -> Result<String, Failure> {
+    let plan = plan.ok_or_else(|| Failure::new(Exit::Failed, "cannot write JSON: there is no plan"))?;
+    let outcomes = report.ended.iter().map(|ended| StepReport {
+        step: ended.step.to_string(),
+        instance: ended.instance.clone(),
+        op: ended.op,
+        outcome: ended.outcome,
+        code: ended.code,
+        message: ended.message.clone(),
+        took_ms: ended.took_ms,
+        reason: ended.reason,
+    });
+    let unhealthy = report.unhealthy.iter().map(|(instance, health, why)| UnhealthyInstance {
+        instance: instance.clone(),
+        health: *health,
+        why: why.clone(),
+    });
+    let whole = ApplyReport {
+        version: 1,
+        plan,
+        outcomes: outcomes.collect(),
+        not_well: unhealthy.collect(),
+        converged: report.converged.unwrap_or(false),
+        exit: ExitReport { code: report.exit as u8, reason: report.reason.map(str::to_owned) },
+    };
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
 }
 
 /// Groups failures with the same outcome, operation and message.
-fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
+fn group_failures(report: &ReportView) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
     let mut groups: Vec<(StepOutcome, Op, String, Vec<String>)> = Vec::new();
     for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
         let same = |group: &&mut (StepOutcome, Op, String, Vec<String>)| {
@@ -140,17 +142,17 @@ fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)
 }
 
 /// Sets the reason of each unhealthy instance: the agent's message, else the meaning of its health.
-pub async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Health, String)]) {
+async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Health, String)]) {
     if unhealthy.is_empty() {
         return;
     }
     let rows = live.rows("&brief=1").await.unwrap_or_default();
-    let by_instance: HashMap<&str, &Value> =
-        rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
+    let by_instance: HashMap<String, &TargetProcess> =
+        rows.iter().map(|row| (row.instance().to_string(), row)).collect();
     for (instance, health, why) in unhealthy {
         let row = by_instance.get(instance.as_str());
-        let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
-        let exit = row.and_then(|row| row["exit"].as_i64());
+        let message = row.and_then(|row| row.message()).filter(|message| !message.is_empty());
+        let exit = row.and_then(|row| row.exit());
         *why = match (message, exit, *health) {
             (Some(message), _, _) => message.to_owned(),
             (None, Some(code), _) => format!("exited with code {code}"),
@@ -160,7 +162,7 @@ pub async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String,
     }
 }
 
-fn render_text(planned: &Plan, report: &Report) -> String {
+fn render_text(planned: &Plan, report: &ReportView) -> String {
     const SHOWN: usize = 5;
     let mut text = String::new();
     for (outcome, op, message, instances) in group_failures(report) {
@@ -210,7 +212,7 @@ fn is_are(n: usize) -> String {
     format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
 }
 
-fn render_markdown(report: &Report) -> String {
+fn render_markdown(report: &ReportView) -> String {
     let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
     let end = match report.converged {
         Some(true) => "converged",
@@ -229,7 +231,7 @@ fn render_markdown(report: &Report) -> String {
     text
 }
 
-fn junit(report: &Report) -> String {
+fn junit(report: &ReportView) -> String {
     let failures = report
         .ended
         .iter()
@@ -282,7 +284,7 @@ mod tests {
             took_ms: 1,
             reason: None,
         };
-        let report = Report {
+        let report = ReportView {
             ended: vec![ended],
             converged: Some(false),
             exit: Exit::Incomplete,

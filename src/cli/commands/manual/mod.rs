@@ -6,14 +6,13 @@ pub mod operate;
 pub mod pause;
 pub mod release;
 
-use std::collections::BTreeSet;
-
 use crate::cli::Failure;
 use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::target::{ConnectedTarget, TargetArgs};
 use crate::clock::{self, now};
-use crate::execute::world::Observation;
-use crate::model::{Desired, InstanceKey, ProcessKey, Time, glob, seconds};
+use crate::engine::manual;
+use crate::model::{InstanceKey, ProcessKey, Time, glob, seconds};
+use crate::observe::Observation;
 
 /// Selection of instances, by name or by selector.
 #[derive(Debug, clap::Args)]
@@ -111,5 +110,5 @@ impl Until {
 
 /// Observes every instance of the target, with recorded specs.
 async fn observe_all(live: &ConnectedTarget) -> Result<Observation, Failure> {
-    live.observe_for(&Desired::default(), Some(BTreeSet::new())).await
+    manual::observe_all(live).await.map_err(|error| live.target_failure(&error))
 }

@@ -10,13 +10,10 @@ use crate::backend::RowState;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
-use crate::control::history;
-use crate::execute::manual::{execute_manual, step};
+use crate::engine::history;
+use crate::engine::manual::{self, HoldTerms, OperateError};
 use crate::execute::{StepOutcome, StepResult};
-use crate::model::{
-    Hold, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Op, ProcessKey, Step,
-};
-use crate::store::{Store, Txn};
+use crate::model::{HoldReason, InstanceKey, Observed, ObservedInstance, Op, ProcessKey};
 
 /// Time limit for the operations of one command.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -64,47 +61,15 @@ async fn operate_and_hold(
     live: &ConnectedTarget,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let (world, caps) = (observe_all(live).await?, live.caps());
-    let observed = world.remembered();
+    let observation = observe_all(live).await?;
+    let observed = observation.remembered();
     let instances = select_instances(&args.whom, &observed)?;
-    let unknown: BTreeSet<&HostKey> =
-        instances.iter().map(|(key, _)| &key.host).filter(|host| observed.gaps.contains_key(host)).collect();
-    if let Some(host) = unknown.first() {
-        return Err(Failure::new(
-            Exit::Unreachable,
-            format!("host {host}: no agent is connected; nothing was done"),
-        ));
-    }
-    if let Some((key, seen)) = instances.iter().find(|(key, _)| world.is_foreign(key)) {
-        let pid = seen.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-        let message =
-            format!("{key}: process{pid} was not started by Abide and has no owner; nothing was done");
-        return Err(Failure::refused(HoldReason::NotOwned.word(), message)
-            .hint("`abide apply --adopt` takes it over without a restart"));
-    }
-    let steps: Vec<Step> = instances.iter().map(|(key, seen)| step(op, key, seen, &world, &caps)).collect();
-    // A target that stores no specs needs one with each operation.
-    let stores_specs = caps.reads_specs || caps.operates_on_registered_spec;
-    if let Some(step) = steps.iter().find(|step| !stores_specs && step.spec.is_none()) {
-        let message = format!("the spec of {} is unknown; nothing was done", step.instance);
-        return Err(Failure::new(Exit::Failed, message).hint("run `abide apply` with its manifest once"));
-    }
-    // The hold is recorded before the operation is sent: a controller cannot undo it in between.
-    let by = history::user();
     let until = args.terms.until.map(Until::time);
-    let mut txn = Txn::default();
-    for (key, _) in &instances {
-        let hold = Hold {
-            instance: (*key).clone(),
-            by: by.clone(),
-            reason: Some(args.terms.reason.clone().unwrap_or_else(|| format!("manual {op}"))),
-            until,
-        };
-        txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
-    }
-    live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-    let many = steps.len();
-    let failed = execute_steps(steps, live, &observed, OPERATION_TIMEOUT, printer).await;
+    let terms = HoldTerms { by: history::user(), reason: args.terms.reason.clone(), until };
+    let deadline = Instant::now() + OPERATION_TIMEOUT;
+    let operating = manual::operate(op, &instances, (&observation, &observed), &terms, live, deadline);
+    let results = operating.await.map_err(|error| failure(&error))?;
+    let (many, failed) = (instances.len(), print_results(&results, printer));
     let held = count(many, "instance");
     let processes: BTreeSet<ProcessKey> = instances.iter().map(|(key, _)| key.process()).collect();
     let release = release_command(&processes);
@@ -129,18 +94,22 @@ fn release_command(processes: &BTreeSet<ProcessKey>) -> String {
     format!("abide release {}{more}", names.join(" "))
 }
 
-/// Executes steps and prints failures. Returns the number of failed steps.
-pub async fn execute_steps(
-    steps: Vec<Step>,
-    live: &ConnectedTarget,
-    observed: &Observed,
-    time: Duration,
-    printer: &Printer,
-) -> usize {
-    let (target, deadline) = ((live.name.as_str(), live.caps()), Instant::now() + time);
-    let all = execute_manual(steps, &live.backend, &live.state, target, observed, deadline).await;
+fn failure(error: &OperateError) -> Failure {
+    let message = error.to_string();
+    match error {
+        OperateError::NoAgent(_) | OperateError::Hold(_) => Failure::new(Exit::Unreachable, message),
+        OperateError::NotOwned { .. } => Failure::refused(HoldReason::NotOwned.word(), message)
+            .hint("`abide apply --adopt` takes it over without a restart"),
+        OperateError::UnknownSpec(_) => {
+            Failure::new(Exit::Failed, message).hint("run `abide apply` with its manifest once")
+        }
+    }
+}
+
+/// Prints the failures of manual operations. Returns their number.
+pub fn print_results(results: &[StepResult], printer: &Printer) -> usize {
     let mut failed = 0;
-    for StepResult { instance, op, outcome, state, code, message, .. } in &all {
+    for StepResult { instance, op, outcome, state, code, message, .. } in results {
         let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
         match (outcome, state) {
             (StepOutcome::Done, _) => {}

@@ -7,7 +7,7 @@ use crate::cli::target::{TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::history;
 use crate::model::{Name, Pause};
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 /// Pause reconciliation of a namespace or of the target
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub fn pause(args: &PauseArgs, printer: &Printer) -> Result<Exit, Failure> {
         reason: args.terms.reason.clone(),
         until: args.terms.until.map(Until::time),
     };
-    let key = Pause::store_key(args.namespace.as_ref());
+    let key = keys::pause(args.namespace.as_ref());
     let value = serde_json::to_vec(&pause).unwrap_or_default();
     let written = runtime()?.block_on(live.state.txn(Txn::put(key, value)));
     written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
@@ -59,7 +59,7 @@ pub fn resume(args: &ResumeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.target.connect_or_start()?;
     let paused = runtime()?.block_on(async {
         let (_, pauses) = live.restraints().await?;
-        let deleted = live.state.txn(Txn::delete(Pause::store_key(args.namespace.as_ref()))).await;
+        let deleted = live.state.txn(Txn::delete(keys::pause(args.namespace.as_ref()))).await;
         deleted.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
         Ok::<_, Failure>(pauses.iter().any(|pause| pause.namespace == args.namespace))
     })?;

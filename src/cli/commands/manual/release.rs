@@ -7,7 +7,7 @@ use crate::cli::output::print::{BOLD, Printer, count};
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
 use crate::model::Hold;
-use crate::store::{Store, Txn};
+use crate::store::{Store, Txn, keys};
 
 /// Release holds: manifests apply again
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
         let released: Vec<&Hold> = holds.iter().filter(is).collect();
         let txn = released
             .iter()
-            .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(format!("hold/{}", hold.instance))));
+            .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(keys::hold(&hold.instance))));
         if !txn.writes.is_empty() {
             live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
         }

@@ -11,37 +11,18 @@ use tracing::info;
 use super::args;
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
-use crate::cli::target::{ConnectedTarget, LocalStart, namespaces, runtime, two_rows};
+use crate::cli::target::{ConnectedTarget, LocalStart, runtime, two_rows};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::control::spec_history::{ManifestHistory, SearchCache};
-use crate::execute::world::ObserveError;
-use crate::manifest::{self, Limits, Loaded, Severity, rows};
+use crate::control::spec_history::{HistorySearch, ManifestHistory};
+use crate::engine::PlanRequest;
+pub use crate::engine::{PlanDigests, PlanInput};
+use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
-use crate::reconcile::spec_recovery::missing;
-use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
+use crate::observe::ObserveError;
+use crate::reconcile::{Caps, Rules};
 use crate::source::git::work_tree;
 use crate::source::set_default_user;
-
-pub struct PlanInput {
-    pub loaded: Loaded,
-    pub observed: Observed,
-    pub rules: Rules,
-    pub now: Now,
-    pub target: String,
-    /// As written on the command line.
-    pub paths: String,
-    /// The observed state comes from a file, not from a target.
-    pub offline: bool,
-    old: SpecLookup,
-}
-
-/// Lookup of earlier specs in the manifests' history, with cached results.
-struct SpecLookup {
-    past: ManifestHistory,
-    limits: Limits,
-    known: SearchCache,
-}
 
 /// Inputs of a plan without the observed state.
 pub struct DesiredInput {
@@ -99,112 +80,69 @@ impl DesiredInput {
         Ok(DesiredInput { loaded, rules, now })
     }
 
-    pub fn owner(&self) -> &str {
-        &self.rules.owner
-    }
-
     pub fn desired(&self) -> &Desired {
         &self.loaded.desired
     }
 
-    /// Adds the observed state. `live` is `None` if the local system was never started.
-    pub async fn observe(
-        mut self,
-        args: &args::InputArgs,
-        live: Option<&ConnectedTarget>,
-        printer: &Printer,
-    ) -> Result<PlanInput, Failure> {
-        let begin = Instant::now();
+    /// The request of a plan for a target. `source`: see [`PlanRequest::source`].
+    pub fn request(self, args: &args::InputArgs, source: Option<String>) -> PlanRequest<HistorySearch> {
+        let limits = args.limits.limits();
         let past = ManifestHistory::Paths(args.paths.clone());
-        let mut old = SpecLookup { past, limits: args.limits.limits(), known: SearchCache::default() };
-        let observed = match live {
-            Some(live) => {
-                // A rollback has no paths, and no new source.
-                if self.rules.prune && !args.claims.accept_source && !args.paths.is_empty() {
-                    let source = work_tree::of_paths(&args.paths);
-                    super::source::check_source(live, &self.rules.owner, &source).await?;
-                }
-                (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-                observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut old)
-                    .await?
-            }
-            None => {
-                let observed = read_rows(args, &self.now, printer)?.normalize_host_keys(&self.loaded.desired);
-                observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?
-            }
-        };
-        info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
-        let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
-        let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
         let DesiredInput { loaded, rules, now } = self;
-        Ok(PlanInput { loaded, observed, rules, now, target, paths: paths.join(" "), offline, old })
+        PlanRequest {
+            loaded,
+            limits: limits.clone(),
+            rules,
+            now,
+            source,
+            accept_source: args.claims.accept_source,
+            shown_source: shown_paths(args),
+            search: HistorySearch { past, commit: None, limits },
+        }
+    }
+
+    /// A plan without a target: for the rows of --observed, or for a local system that was never started.
+    fn plan_offline(self, args: &args::InputArgs, printer: &Printer) -> Result<(PlanInput, Plan), Failure> {
+        let DesiredInput { loaded, rules, now } = self;
+        let observed = read_rows(args, &now, printer)?.normalize_host_keys(&loaded.desired);
+        let observed = observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?;
+        let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
+        let input = PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline };
+        let plan = input.plan();
+        Ok((input, plan))
     }
 }
 
-impl PlanInput {
-    /// Reads all inputs. Does not start the local system.
-    pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<PlanInput, Failure> {
-        let early = Prefetch::start(args, Duration::MAX);
-        let wanted = DesiredInput::read(args, printer)?;
-        let live = match (args.offline.observed.as_ref(), early) {
-            (Some(_), _) => None,
-            (None, Some(early)) => Some(early.join()),
-            (None, None) => args.target.connect(LocalStart::Never)?.map(Arc::new),
-        };
-        let is_down = live.is_none() && args.offline.observed.is_none();
+/// Reads all inputs and plans. Does not start the local system.
+pub fn read_and_plan(args: &args::InputArgs, printer: &Printer) -> Result<(PlanInput, Plan), Failure> {
+    let early = Prefetch::start(args, Duration::MAX);
+    let wanted = DesiredInput::read(args, printer)?;
+    let live = match (args.offline.observed.as_ref(), early) {
+        (Some(_), _) => None,
+        (None, Some(early)) => Some(early.join()),
+        (None, None) => args.target.connect(LocalStart::Never)?.map(Arc::new),
+    };
+    let Some(live) = live else {
+        let is_down = args.offline.observed.is_none();
         if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
             printer.warning(
                 "the local system is not running, so its processes are not observed; `abide up` starts it again",
             );
         }
-        runtime()?.block_on(wanted.observe(args, live.as_deref(), printer))
-    }
-
-    /// Reads the current holds and pauses.
-    pub async fn refresh_holds(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
-        (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-        Ok(())
-    }
-
-    /// Observes the target again.
-    pub async fn observe_again(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
-        self.now = clock::with_zones(&self.loaded.desired);
-        self.observed =
-            observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut self.old)
-                .await?;
-        Ok(())
-    }
-
-    pub fn plan(&self) -> Plan {
-        let begin = Instant::now();
-        let plan = reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now);
-        info!(steps = plan.steps().count(), held = plan.held.len(), took = ?begin.elapsed(), "planned");
-        plan
-    }
-
-    /// The target of the plan as text.
-    pub fn heading(&self) -> String {
-        match self.offline {
-            true => format!("offline plan for {}", self.rules.caps.name()),
-            false => format!("target {}", self.target),
-        }
-    }
-
-    pub fn digests(&self, plan: &Plan) -> PlanDigests {
-        let wanted = of_desired(&self.loaded.desired);
-        PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
-    }
+        return wanted.plan_offline(args, printer);
+    };
+    // Only the check of --prune needs the source, and finding it takes a call of git.
+    let checks = args.claims.prune && !args.claims.accept_source;
+    let source = checks.then(|| work_tree::of_paths(&args.paths));
+    let planned = runtime()?.block_on(wanted.request(args, source).plan(&*live));
+    let (input, plan, _) = planned.map_err(|error| live.apply_failure(&error))?;
+    Ok((input, plan))
 }
 
-/// Digests of a plan's inputs.
-#[derive(Clone, Default)]
-pub struct PlanDigests {
-    /// Revision of the manifests.
-    pub wanted: String,
-    /// Fingerprint: all inputs.
-    pub all: String,
-    /// Plan id: fingerprint and steps.
-    pub id: String,
+/// The paths as written on the command line.
+fn shown_paths(args: &args::InputArgs) -> String {
+    let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(" ")
 }
 
 /// Observation of an Abide gateway while the manifests are loaded. The gateway returns all instances, so it needs no
@@ -236,43 +174,6 @@ impl Prefetch {
     pub fn join(self) -> Arc<ConnectedTarget> {
         let _ = self.thread.join();
         self.live
-    }
-}
-
-/// Observes the target, with live checks of the instances that a plan would change.
-async fn observe_with_live_checks(
-    live: &ConnectedTarget,
-    desired: &Desired,
-    rules: &mut Rules,
-    now: &Now,
-    old: &mut SpecLookup,
-) -> Result<Observed, Failure> {
-    let mut world = live.observe_for(desired, rules.prune.then(|| namespaces(desired))).await?;
-    rules.known_namespaces = world.namespaces(&rules.owner);
-    // Without report lag, only instances to adopt that are not listed need a live check.
-    let adopts = || rules.adopt || desired.instances.values().any(|want| want.origin.adopt);
-    if rules.caps.lag_secs == 0 && !adopts() {
-        return Ok(world.observed);
-    }
-    let mut plan = reconcile(desired, &world.observed, rules, now);
-    let missing = missing(&plan, desired, &world.observed, &rules.caps);
-    if !missing.is_empty() {
-        world.add_recovered_specs(old.known.lookup(&old.past, None, &old.limits, missing, &rules.caps).await);
-        plan = reconcile(desired, &world.observed, rules, now);
-    }
-    while world.check_live(&live.backend, &rules.caps, &plan).await {
-        plan = reconcile(desired, &world.observed, rules, now);
-    }
-    Ok(world.observed)
-}
-
-impl PlanDigests {
-    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> PlanDigests {
-        let all = fingerprint(&wanted, observed, rules, target, plan);
-        let steps =
-            plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.spec_side.word()));
-        let id = blake3::hash(format!("{all}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
-        PlanDigests { wanted, all, id: id.to_hex()[..16].to_owned() }
     }
 }
 

@@ -1,74 +1,19 @@
 //! Plans as JSON: version 1 of a contract, to which fields are only added.
 
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::args;
 use super::input::{PlanDigests, PlanInput};
 use crate::cli::{Exit, Failure};
+use crate::contract::{
+    self, ExitReport, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource,
+    PlanStep, RefusalReport, StepReason,
+};
 use crate::control::history::summary;
-use crate::model::{Gate, HeldChange, InstanceKey, Plan, Step, Time, Why};
-
-#[derive(Serialize)]
-struct PlanJson<'a> {
-    version: u32,
-    id: String,
-    target: &'a str,
-    owner: &'a str,
-    source: Value,
-    observed_at: String,
-    fingerprint: String,
-    summary: Value,
-    waves: Vec<Vec<StepJson<'a>>>,
-    held: Vec<HeldJson<'a>>,
-    notes: &'a [String],
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    gates: Vec<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inputs: Option<Value>,
-}
-
-#[derive(Serialize)]
-struct StepJson<'a> {
-    id: String,
-    instance: &'a InstanceKey,
-    op: &'static str,
-    spec: &'static str,
-    pid_stays: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<&'a InstanceKey>,
-    #[serde(serialize_with = "serialize_reasons")]
-    why: &'a [Why],
-}
-
-#[derive(Serialize)]
-struct HeldJson<'a> {
-    instance: &'a InstanceKey,
-    reason: &'static str,
-    detail: &'a str,
-    steps: Vec<&'static str>,
-    #[serde(serialize_with = "serialize_reasons")]
-    why: &'a [Why],
-    at: Option<String>,
-}
-
-fn serialize_reasons<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct WhyJson<'a> {
-        rule: &'static str,
-        field: &'a Option<String>,
-        old: &'a Option<String>,
-        new: &'a Option<String>,
-        at: Option<String>,
-    }
-    to.collect_seq(all.iter().map(|Why { rule, field, old, new, at }| {
-        let at = at.as_ref().map(ToString::to_string);
-        WhyJson { rule: rule.word(), field, old, new, at }
-    }))
-}
+use crate::model::{Gate, HeldChange, Plan, Step, Time, Why};
 
 pub fn plan(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Result<String, Failure> {
-    print(&build_from_input(input, plan, digests, None))
+    print(&document(input, plan, digests))
 }
 
 /// The plan with its inputs, so that `apply` can repeat it. It contains no spec and no secret.
@@ -81,46 +26,40 @@ pub fn plan_with_inputs(
     let select = &args.select;
     let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
     let amount = |amount: Option<crate::model::Amount>| amount.map(|amount| amount.to_string());
-    let inputs = json!({
-        "paths": paths,
-        "flags": {
-            "target": args.target.target,
-            "owner": args.owner,
-            "prune": args.claims.prune,
-            "adopt": args.claims.adopt,
-            "accept_source": args.claims.accept_source,
-            "max_delete": amount(args.bounds.max_delete),
-            "max_restart": amount(args.bounds.max_restart),
-            "override_holds": args.bounds.override_holds,
-            "stale_after_secs": args.bounds.stale_after,
-            "namespace": select.namespace,
-            "selector": select.selector.as_ref().map(ToString::to_string),
-            "host": select.host,
-            "include": select.include,
-            "exclude": select.exclude,
-        },
-        "offline": args.offline.observed.as_ref().map(|file| json!({
-            "observed": file.display().to_string(),
-            "caps": args.offline.caps.name(),
-            "now": args.offline.now.map(|now| now.to_string()),
-        })),
+    let flags = PlanFlags {
+        target: args.target.target.clone(),
+        owner: args.owner.clone(),
+        prune: args.claims.prune,
+        adopt: args.claims.adopt,
+        accept_source: args.claims.accept_source,
+        max_delete: amount(args.bounds.max_delete),
+        max_restart: amount(args.bounds.max_restart),
+        override_holds: args.bounds.override_holds,
+        stale_after_secs: args.bounds.stale_after,
+        namespace: select.namespace.clone(),
+        selector: select.selector.as_ref().map(ToString::to_string),
+        host: select.host.clone(),
+        include: select.include.clone(),
+        exclude: select.exclude.clone(),
+    };
+    let offline = args.offline.observed.as_ref().map(|file| OfflineInputs {
+        observed: file.display().to_string(),
+        caps: args.offline.caps.name().to_owned(),
+        now: args.offline.now.map(|now| now.to_string()),
     });
-    print(&build_from_input(input, plan, digests, Some(inputs)))
+    let inputs = Some(PlanInputs { paths, flags, offline });
+    print(&PlanDocument { inputs, ..document(input, plan, digests) })
 }
 
-fn build_from_input<'a>(
-    input: &'a PlanInput,
-    plan: &'a Plan,
-    digests: &PlanDigests,
-    inputs: Option<Value>,
-) -> PlanJson<'a> {
+/// The plan of a command.
+pub fn document(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> PlanDocument {
     let about = PlanHeader {
         target: &input.target,
         owner: &input.rules.owner,
         paths: &input.paths,
         observed_at: input.observed.at,
     };
-    build_plan(&about, plan, digests, inputs)
+    controller_plan(&about, plan, digests)
 }
 
 /// Target, owner, source and time of a plan.
@@ -132,67 +71,62 @@ pub struct PlanHeader<'a> {
 }
 
 /// A plan of the controller, in the same form.
-pub fn controller_plan(about: &PlanHeader<'_>, plan: &Plan, digests: &PlanDigests) -> Value {
-    serde_json::to_value(build_plan(about, plan, digests, None)).unwrap_or_default()
-}
-
-fn build_plan<'a>(
-    about: &PlanHeader<'a>,
-    plan: &'a Plan,
-    digests: &PlanDigests,
-    inputs: Option<Value>,
-) -> PlanJson<'a> {
+pub fn controller_plan(about: &PlanHeader<'_>, plan: &Plan, digests: &PlanDigests) -> PlanDocument {
     let PlanDigests { wanted: revision, all: fingerprint, id } = digests.clone();
-    PlanJson {
+    PlanDocument {
         version: 1,
         id,
-        target: about.target,
-        owner: about.owner,
-        source: json!({"path": about.paths, "revision": revision}),
+        target: about.target.to_owned(),
+        owner: about.owner.to_owned(),
+        source: PlanSource { path: about.paths.to_owned(), revision: revision.to_string() },
         observed_at: about.observed_at.to_string(),
         fingerprint,
         summary: summary(plan, &plan.held),
         waves: plan.waves.iter().map(|wave| wave.steps.iter().map(step).collect()).collect(),
         held: plan.held.iter().map(held).collect(),
-        notes: &plan.notes,
+        notes: plan.notes.clone(),
         gates: gates(plan),
-        inputs,
+        inputs: None,
+        redacted: None,
     }
 }
 
-fn step(step: &Step) -> StepJson<'_> {
-    StepJson {
+fn step(step: &Step) -> PlanStep {
+    PlanStep {
         id: step.id.to_string(),
-        instance: &step.instance,
-        op: step.op.word(),
-        spec: step.spec_side.word(),
+        instance: step.instance.clone(),
+        op: step.op,
+        spec: step.spec_side,
         pid_stays: step.pid_stays,
-        from: step.from.as_ref(),
-        why: &step.why,
+        from: step.from.clone(),
+        why: step.why.iter().map(reason).collect(),
     }
 }
 
-fn held(held: &HeldChange) -> HeldJson<'_> {
-    HeldJson {
-        instance: &held.instance,
-        reason: held.reason.word(),
-        detail: &held.detail,
-        steps: held.steps.iter().map(|op| op.word()).collect(),
-        why: &held.why,
+fn held(held: &HeldChange) -> HeldStep {
+    HeldStep {
+        instance: held.instance.clone(),
+        reason: held.reason,
+        detail: held.detail.clone(),
+        steps: held.steps.clone(),
+        why: held.why.iter().map(reason).collect(),
         at: held.at.as_ref().map(ToString::to_string),
     }
 }
 
+fn reason(why: &Why) -> StepReason {
+    let Why { rule, field, old, new, at } = why.clone();
+    StepReason { rule, field, old, new, at: at.map(|at| at.to_string()) }
+}
+
 /// The gates between waves.
-fn gates(plan: &Plan) -> Vec<Value> {
-    let one = |wave: usize, gate: &Gate| {
-        json!({
-            "after_wave": wave + 1,
-            "process": gate.process,
-            "soak_secs": gate.soak_secs,
-            "max_failures": gate.max_failures,
-            "auto_rollback": gate.auto_rollback,
-        })
+fn gates(plan: &Plan) -> Vec<PlanGate> {
+    let one = |wave: usize, gate: &Gate| PlanGate {
+        after_wave: wave + 1,
+        process: gate.process.clone(),
+        soak_secs: gate.soak_secs,
+        max_failures: gate.max_failures,
+        auto_rollback: gate.auto_rollback,
     };
     let waves = plan.waves.iter().enumerate();
     waves.flat_map(|(at, wave)| wave.gates.iter().map(move |gate| one(at, gate))).collect()
@@ -200,7 +134,8 @@ fn gates(plan: &Plan) -> Vec<Value> {
 
 /// The JSON of a refusal by a safety check.
 pub fn refusal(exit: Exit, reason: Option<&str>) -> String {
-    format!("{}\n", json!({"exit": {"code": exit as u8, "reason": reason}}))
+    let exit = ExitReport { code: exit as u8, reason: reason.map(str::to_owned) };
+    contract::compact(&RefusalReport { exit })
 }
 
 fn print(value: &impl Serialize) -> Result<String, Failure> {

@@ -19,22 +19,19 @@ pub use args::PlanArgs;
 pub use json::refusal;
 
 use self::args::PlanForm;
-use self::input::{PlanDigests, PlanInput};
+use self::input::{PlanDigests, read_and_plan};
 use crate::cli::output::print::Printer;
 use crate::cli::{Exit, Failure};
-use crate::manifest::Limits;
-use crate::manifest::provenance;
 use crate::model;
 
 pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
-    let input = PlanInput::read(&args.input, printer).inspect_err(|failure| {
+    let (input, mut plan) = read_and_plan(&args.input, printer).inspect_err(|failure| {
         if let (true, Some(reason)) = (in_json, failure.reason) {
             printer.data(&json::refusal(failure.exit, Some(reason)));
         }
     })?;
-    let mut plan = input.plan();
-    locate(&mut plan, &input, &args.input.limits.limits());
+    input.locate(&mut plan, &args.input.limits.limits());
     if let Some(file) = &args.out {
         let text = json::plan_with_inputs(&input, &plan, &input.digests(&plan), &args.input)?;
         check_out_file(file, &args.input)?;
@@ -63,11 +60,6 @@ pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
     // The process exits next: freeing a large tree would only take time.
     std::mem::forget((input, plan));
     Ok(if args.detailed_exitcode && changes { Exit::Changes } else { Exit::Done })
-}
-
-/// Sets the location of each reason to that of its field, not of its process.
-pub fn locate(plan: &mut model::Plan, input: &PlanInput, limits: &Limits) {
-    provenance::locate(plan, &input.loaded, limits);
 }
 
 /// Keeps the steps with these operations, and held changes that have or may have one of them.

@@ -5,18 +5,10 @@ use std::time::Duration;
 use crate::cli::Failure;
 use crate::cli::output::print::visible;
 use crate::cli::target::ConnectedTarget;
-use crate::control::{ControllerEvent, revisions};
-use crate::store::Error;
+use crate::control::ControllerEvent;
+use crate::engine::changed_source;
 
-/// Refuses a source other than that of the owner's active revision.
-pub async fn check_source(live: &ConnectedTarget, owner: &str, source: &str) -> Result<(), Failure> {
-    match compare(live, owner, source).await {
-        Ok(same) => same,
-        Err(error) => Err(live.failure(&error)),
-    }
-}
-
-/// Like [`check_source`], and retries while the state cannot be read.
+/// Refuses a source other than that of the owner's active revision, and retries while the state cannot be read.
 pub async fn wait_for_same_source(
     live: &ConnectedTarget,
     owner: &str,
@@ -24,8 +16,9 @@ pub async fn wait_for_same_source(
     on_event: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
 ) -> Result<(), Failure> {
     loop {
-        match compare(live, owner, source).await {
-            Ok(same) => return same,
+        match changed_source(&live.state, owner, source).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(last)) => return Err(source_changed(owner, &last, source)),
             Err(error) => on_event(ControllerEvent::Failure { why: &error.to_string() }),
         }
         on_event(ControllerEvent::Tick);
@@ -33,14 +26,13 @@ pub async fn wait_for_same_source(
     }
 }
 
-async fn compare(live: &ConnectedTarget, owner: &str, source: &str) -> Result<Result<(), Failure>, Error> {
-    let last = revisions::active(&live.state, owner).await?.0;
-    let Some(last) = last.filter(|last| last.source != source) else { return Ok(Ok(())) };
+/// The failure of --prune with manifests from another source.
+pub fn source_changed(owner: &str, last: &str, source: &str) -> Failure {
     let message = format!(
         "owner {owner:?} was last applied from {}, and these manifests are from {}: --prune could delete processes \
          that they never declared",
-        visible(&last.source),
+        visible(last),
         visible(source)
     );
-    Ok(Err(Failure::refused("SourceChanged", message).hint("pass --accept-source to accept the new source")))
+    Failure::refused("SourceChanged", message).hint("pass --accept-source to accept the new source")
 }

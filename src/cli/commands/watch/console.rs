@@ -12,7 +12,7 @@ use crate::cli::output::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, 
 use crate::control::ControllerEvent;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::{HeldChange, HoldReason, InstanceKey, Plan, Step};
+use crate::model::{HeldChange, HoldReason, InstanceKey, ManifestRevision, Plan, Step};
 use crate::source::{SourceError, SourceState};
 
 /// What was printed last.
@@ -59,7 +59,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
         }
         ControllerEvent::RevisionNotFollowed { revision: Some(revision) } => {
             info!(%revision, "not followed");
-            let revision = short_id(revision);
+            let revision = short_id(revision.as_str());
             printer.to_stderr(&format!(
                 "{BOLD}not followed{BOLD:#}: the manifests are at revision {revision}, and --follow is no\n"
             ));
@@ -72,7 +72,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
         ControllerEvent::Unpinned { pin, newer } => {
             console.has_changes = true;
             let why = if *newer { ": the source has a newer revision" } else { "" };
-            let revision = short_id(&pin.revision);
+            let revision = short_id(pin.revision.as_str());
             printer.to_stderr(&format!("{BOLD}no longer pinned{BOLD:#} to {revision}{why}\n"));
         }
         ControllerEvent::Waiting { holder } => {
@@ -108,13 +108,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
             console.has_changes = true;
             info!(steps = ended.len(), ?took, "plan executed");
         }
-        // Printed once, not at every retry.
-        ControllerEvent::Failure { why } if console.failure != *why => {
-            info!(%why, "reconcile failed");
-            printer.to_stderr(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
-            (*why).clone_into(&mut console.failure);
-        }
-        ControllerEvent::Failure { why } => info!(%why, "reconcile failed"),
+        ControllerEvent::Failure { why } => print_failure(why, console, printer),
         ControllerEvent::Idle { settled, held } => print_idle(*settled, *held, console, printer),
         ControllerEvent::ExecutionStarted { .. }
         | ControllerEvent::PassStarted
@@ -123,14 +117,28 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
     }
 }
 
+/// A failure is printed once, not at every retry.
+fn print_failure(why: &str, console: &mut ConsoleState, printer: &Printer) {
+    info!(%why, "reconcile failed");
+    if console.failure != why {
+        printer.to_stderr(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
+        why.clone_into(&mut console.failure);
+    }
+}
+
 fn print_problems(problems: &[Problem], printer: &Printer) {
     printer.to_stderr(&problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>());
 }
 
-fn print_read(reading: &SourceState, revision: &str, console: &mut ConsoleState, printer: &Printer) {
+fn print_read(
+    reading: &SourceState,
+    revision: &ManifestRevision,
+    console: &mut ConsoleState,
+    printer: &Printer,
+) {
     print_problems(&reading.problems, printer);
     let errors = reading.problems.iter().filter(|problem| problem.severity == Severity::Error).count();
-    let short_revision = short_id(revision);
+    let short_revision = short_id(revision.as_str());
     let stale =
         if reading.is_incomplete { "; the last good version of invalid files stays active" } else { "" };
     let errors = if errors > 0 { format!(", {}{stale}", count(errors, "error")) } else { stale.to_owned() };

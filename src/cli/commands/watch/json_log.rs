@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use super::console::ConsoleState;
 use crate::cli::commands::plan::groups;
 use crate::cli::output::print::Printer;
+use crate::contract::ManifestProblem;
 use crate::control::ControllerEvent;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::Step;
+use crate::model::{ManifestRevision, Step};
 use crate::source::SourceState;
 
 const INFO: &str = "info";
@@ -95,7 +96,7 @@ pub fn log(event: &ControllerEvent<'_>, console: &mut ConsoleState, printer: &Pr
     }
 }
 
-fn read(reading: &SourceState, revision: &str, console: &mut ConsoleState, printer: &Printer) {
+fn read(reading: &SourceState, revision: &ManifestRevision, console: &mut ConsoleState, printer: &Printer) {
     console.has_changes = true;
     problems(&reading.problems, printer);
     let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(),
@@ -110,7 +111,11 @@ fn problems(problems: &[Problem], printer: &Printer) {
             Severity::Error => ERROR,
             Severity::Warning => WARNING,
         };
-        printer.log(level, "problem", serde_json::to_value(problem).unwrap_or_default());
+        printer.log(
+            level,
+            "problem",
+            serde_json::to_value(ManifestProblem::from(problem)).unwrap_or_default(),
+        );
     }
 }
 

@@ -4,7 +4,6 @@ mod args;
 mod console;
 mod json_log;
 pub mod source;
-mod target;
 
 pub use args::{ControllerArgs, WatchArgs};
 
@@ -27,12 +26,13 @@ use crate::cli::status_server::{Notifiers, StatusServer};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::status::ControllerInfo;
-use crate::control::{self, ControllerConfig, ControllerEvent};
+use crate::control::{self, ControllerConfig, ControllerEvent, ManifestConfig};
 use crate::dashboard;
 use crate::http::Reloadable;
 use crate::malloc;
 use crate::manifest;
 use crate::model::Desired;
+use crate::observe::Target;
 use crate::reconcile::{Caps, Rules};
 use crate::source::DefaultUserCache;
 use crate::store::AnyStore;
@@ -241,10 +241,12 @@ async fn run_until_stopped(
         timeout: Duration::from_secs(600),
         check: if live.name == "local" { crate::cli::commands::apply::check_config_files } else { |_| None },
         trigger: Arc::clone(&notifiers.trigger),
-        source: from.source(),
-        manifest_history: from.manifest_history(),
-        user: me.clone(),
-        limits: limits.limits(),
+        manifests: ManifestConfig {
+            source: from.source(),
+            default_user: me.clone(),
+            limits: limits.limits(),
+            history: from.manifest_history(),
+        },
     };
     let mut default_user = DefaultUserCache::default();
     let finish = Box::new(move |desired: &mut Desired| {

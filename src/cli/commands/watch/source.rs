@@ -98,7 +98,7 @@ impl SourceArgs {
             limits: limits.limits(),
         };
         let config = config.validated();
-        let config = config.map_err(|(message, hint)| Failure::new(Exit::Usage, message).hint(hint))?;
+        let config = config.map_err(|error| Failure::new(Exit::Usage, error.message).hint(error.hint))?;
         version::check().map_err(|why| Failure::new(Exit::Failed, format!("--git: {why}")))?;
         Ok(WatchSource::Git(Box::new(config)))
     }

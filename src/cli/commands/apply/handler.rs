@@ -1,0 +1,105 @@
+//! The console side of an apply: approval, progress, messages and signals.
+
+use tokio::sync::watch;
+
+use super::ApplyArgs;
+use super::approve::approve;
+use super::progress::Progress;
+use crate::cli::Failure;
+use crate::cli::commands::plan::args::PlanForm;
+use crate::cli::commands::plan::json as plan_json;
+use crate::cli::commands::rollback::describe_pin;
+use crate::cli::commands::serve::Signals;
+use crate::cli::output::print::{Printer, count};
+use crate::contract::PlanDocument;
+use crate::engine::{ApplyEvent, ApplyHandler, PlanInput};
+use crate::model::Plan;
+
+pub struct ConsoleHandler<'a> {
+    args: &'a ApplyArgs,
+    /// The plan was approved when it was saved.
+    saved: bool,
+    /// Stops the apply with the exit code of a signal.
+    stop: watch::Sender<Option<u8>>,
+    printer: &'a Printer,
+    progress: Option<Progress<'a>>,
+    /// Why the plan was not approved.
+    declined: Option<Failure>,
+    /// The plan before the first step, for `-o json`.
+    original: Option<PlanDocument>,
+}
+
+impl<'a> ConsoleHandler<'a> {
+    pub fn new(
+        args: &'a ApplyArgs,
+        saved: bool,
+        stop: watch::Sender<Option<u8>>,
+        printer: &'a Printer,
+    ) -> ConsoleHandler<'a> {
+        let (progress, declined, original) = (None, None, None);
+        ConsoleHandler { args, saved, stop, printer, progress, declined, original }
+    }
+
+    pub fn declined(self) -> Option<Failure> {
+        self.declined
+    }
+
+    pub fn original_plan(self) -> Option<PlanDocument> {
+        self.original
+    }
+
+    /// Listens for signals from the first step on: before it, a signal ends the process.
+    fn listen_for_signals(&self) {
+        let (Ok(mut signals), stop) = (Signals::listen(), self.stop.clone()) else { return };
+        tokio::spawn(async move {
+            let exit = signals.stop_signal().await;
+            stop.send_replace(Some(exit as u8));
+        });
+    }
+}
+
+impl ApplyHandler for ConsoleHandler<'_> {
+    fn confirm(&mut self, input: &PlanInput, plan: &Plan) -> bool {
+        self.declined = approve(self.args, self.saved, input, plan, self.printer).err();
+        self.declined.is_none()
+    }
+
+    fn on_event(&mut self, event: ApplyEvent<'_>) {
+        match event {
+            ApplyEvent::Recovering => {
+                self.printer.info("an earlier run was interrupted: recovering its steps");
+            }
+            ApplyEvent::PinEnded(pin) => {
+                self.printer.info(&format!("these manifests end the pin to {}", describe_pin(pin)));
+            }
+            ApplyEvent::Planned { input, plan, digests } if self.args.output == PlanForm::Json => {
+                self.original = Some(plan_json::document(input, plan, digests));
+            }
+            ApplyEvent::Planned { .. } => {}
+            ApplyEvent::Executing { steps } => {
+                self.listen_for_signals();
+                self.progress = Some(Progress::new(steps, self.args.output, self.printer));
+            }
+            ApplyEvent::Execution(event) => {
+                if let Some(progress) = &mut self.progress {
+                    progress.on_event(&event);
+                }
+            }
+            ApplyEvent::Executed => {
+                if let Some(mut progress) = self.progress.take() {
+                    progress.clear();
+                }
+            }
+            ApplyEvent::RollingBack { processes } => {
+                self.printer.info(&format!("rolling back {processes}: too many instances failed"));
+            }
+            ApplyEvent::RollbackFailed { processes, why } => {
+                self.printer.warning(&format!("cannot roll back {processes}: {why}"));
+            }
+            ApplyEvent::RollbackIncomplete { processes, steps } => {
+                let remaining = count(steps, "step");
+                self.printer.warning(&format!("rollback of {processes} is incomplete: {remaining} not done"));
+            }
+        }
+    }
+}

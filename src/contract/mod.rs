@@ -1,0 +1,78 @@
+//! Public JSON: one type per document that commands print, servers answer and files contain.
+//!
+//! Writers serialize these types, and readers parse them. The OpenAPI documents of the gateway and of the controller
+//! are derived from them. Fields are only added: a name, its position, its type, and the choice between `null` and
+//! absence do not change.
+//!
+//! A time is a text in RFC 3339. An `Option` is `null` when unset, unless the field is skipped.
+
+mod apply_report;
+mod event;
+mod gateway_process;
+mod history;
+mod hold;
+mod host;
+mod lease;
+mod plan;
+mod problem;
+mod process_row;
+mod schema;
+mod server;
+mod state;
+mod status;
+mod task;
+mod words;
+
+pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
+pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
+pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
+pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
+pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};
+pub use host::HostEntry;
+pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
+pub use plan::{
+    HeldRow, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource, PlanStep,
+    StepReason,
+};
+pub use problem::{
+    Difference, FieldDifference, ManifestProblem, RefusedLaunch, RefusedLaunches, Severity, Sides,
+};
+pub use process_row::{
+    ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, ObservedProcess, ObservedRow,
+    ProcessDetails, ProcessRow, ROW_FIELDS, TargetProcess, row_fields,
+};
+pub use schema::SchemaSet;
+pub use server::{Accepted, ConfigFileRow, ConfigOrigin, ErrorBody, ServerHealth, VersionInfo};
+pub use state::{
+    CompareItem, Holder, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept,
+    StatePage, StateReleased, StateSlice, StoreAnswer, StoreRequest, TxnAnswer, WriteItem,
+};
+pub use status::{
+    ActiveSource, ControllerReport, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails, PinnedOwner,
+    SourceReport, TargetDown, TargetReport,
+};
+pub use task::{FoundTask, RenameRequest, TaskAnswer, TaskEntry};
+
+/// A document on one line, as servers answer it.
+pub fn compact(document: &impl serde::Serialize) -> String {
+    serde_json::to_string(document).unwrap_or_default() + "\n"
+}
+
+/// A document for people and files, as commands print it.
+pub fn pretty(document: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
+}
+
+/// Deserializes a field whose absence and whose `null` differ.
+fn present<'de, T: serde::Deserialize<'de>, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+/// Deserializes a field that is required even where it is `null`.
+fn required<'de, T: serde::Deserialize<'de>, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    serde::Deserialize::deserialize(from)
+}

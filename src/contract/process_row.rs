@@ -1,0 +1,322 @@
+//! Process row: `get processes` and `get orphans`, `describe`, `GET /api/v1/processes` of the controller, and the rows
+//! that `plan --observed` reads.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::gateway_process::GatewayProcess;
+use super::history::InstanceChange;
+use super::hold::HoldDetails;
+use crate::model::{Health, HoldReason, HostKey, InstanceKey, Name, Op, SpecRevision, SyncStatus};
+
+/// The fields that every row has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessRow {
+    pub instance: InstanceKey,
+    pub namespace: Name,
+    pub name: Name,
+    pub host: HostKey,
+    pub labels: BTreeMap<String, String>,
+    /// `null`: unknown, as for the other facts.
+    pub registered: Option<bool>,
+    pub hosted: Option<bool>,
+    pub running: Option<bool>,
+    pub pid: Option<u32>,
+    pub owner: Option<String>,
+    /// Of the registered spec.
+    pub revision: Option<SpecRevision>,
+    /// Of the spec in effect.
+    pub live_revision: Option<SpecRevision>,
+    pub sync: SyncStatus,
+    /// The word of the agent.
+    #[schemars(with = "Health")]
+    pub health: String,
+    pub hosting: Hosting,
+    /// Time of the last state change.
+    pub since: Option<String>,
+    pub report_time: Option<String>,
+}
+
+/// Names of the fields of [`ProcessRow`].
+pub const ROW_FIELDS: [&str; 17] = [
+    "instance",
+    "namespace",
+    "name",
+    "host",
+    "labels",
+    "registered",
+    "hosted",
+    "running",
+    "pid",
+    "owner",
+    "revision",
+    "live_revision",
+    "sync",
+    "health",
+    "hosting",
+    "since",
+    "report_time",
+];
+
+/// Additional fields of an [`ObservedRow`].
+const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+
+/// Every field that `plan --observed` knows.
+pub fn row_fields() -> impl Iterator<Item = &'static str> {
+    ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
+}
+
+/// Whether the agent supervises a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum Hosting {
+    Hosted,
+    NotHosted,
+    Unknown,
+}
+
+impl Hosting {
+    pub const ALL: [Hosting; 3] = [Hosting::Hosted, Hosting::NotHosted, Hosting::Unknown];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Hosting::Hosted => "Hosted",
+            Hosting::NotHosted => "NotHosted",
+            Hosting::Unknown => "Unknown",
+        }
+    }
+}
+
+impl From<Option<bool>> for Hosting {
+    fn from(hosted: Option<bool>) -> Hosting {
+        match hosted {
+            Some(true) => Hosting::Hosted,
+            Some(false) => Hosting::NotHosted,
+            None => Hosting::Unknown,
+        }
+    }
+}
+
+/// A row of `get processes`; of `get orphans` with the reason.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ListedProcess {
+    #[serde(flatten)]
+    pub row: ProcessRow,
+    pub message: Option<String>,
+    /// Output of `version_cmd`.
+    pub version: Option<String>,
+    /// Exit code of the last run.
+    pub exit: Option<i32>,
+    /// Time of the agent's next action.
+    pub next: Option<String>,
+    /// Why it is an orphan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A row of the controller, as of its last observation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ControllerProcess {
+    #[serde(flatten)]
+    pub row: ProcessRow,
+    pub held: Option<HeldDetail>,
+    /// `file:line:column`
+    pub declared: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HeldDetail {
+    pub reason: HoldReason,
+    pub detail: String,
+}
+
+/// A process of a target that is not an Abide gateway, as observed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ObservedProcess {
+    #[serde(flatten)]
+    pub row: ProcessRow,
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub spec: Option<Value>,
+    #[schemars(with = "Option<Map<String, Value>>")]
+    pub live_spec: Option<Value>,
+    pub message: Option<String>,
+}
+
+/// A process of any target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum TargetProcess {
+    /// Only this row has a sync status before a comparison.
+    Observed(Box<ObservedProcess>),
+    Gateway(Box<GatewayProcess>),
+}
+
+impl TargetProcess {
+    pub fn instance(&self) -> &InstanceKey {
+        match self {
+            TargetProcess::Observed(process) => &process.row.instance,
+            TargetProcess::Gateway(process) => &process.instance,
+        }
+    }
+
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        match self {
+            TargetProcess::Observed(process) => &process.row.labels,
+            TargetProcess::Gateway(process) => &process.labels,
+        }
+    }
+
+    pub fn message(&self) -> Option<&str> {
+        match self {
+            TargetProcess::Observed(process) => process.message.as_deref(),
+            TargetProcess::Gateway(process) => Some(&process.message),
+        }
+    }
+
+    /// The registered spec, where it is known.
+    pub fn spec(&self) -> Option<&Value> {
+        match self {
+            TargetProcess::Observed(process) => process.spec.as_ref(),
+            TargetProcess::Gateway(process) => process.spec.as_ref()?.as_ref(),
+        }
+    }
+
+    /// Exit code of the last run.
+    pub fn exit(&self) -> Option<i32> {
+        match self {
+            TargetProcess::Observed(_) => None,
+            TargetProcess::Gateway(process) => process.exit,
+        }
+    }
+
+    /// The row of `get processes`. Without a live agent the last report is not current.
+    pub fn listed(self, sync: SyncStatus) -> ListedProcess {
+        match self {
+            TargetProcess::Observed(process) => {
+                let ObservedProcess { row, message, .. } = *process;
+                let row = ProcessRow { sync, ..row };
+                ListedProcess { row, message, version: None, exit: None, next: None, why: None }
+            }
+            TargetProcess::Gateway(process) => process.listed(sync),
+        }
+    }
+}
+
+/// `abide describe -o json`: all details of one instance. Only written: a reader could not tell the two places of `sync`.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ProcessDetails {
+    #[serde(flatten)]
+    pub process: TargetProcess,
+    pub hold: Option<HoldDetails>,
+    /// Of a gateway's process, where its owner has an active revision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_action: Option<Vec<NextAction>>,
+    pub changes: Vec<InstanceChange>,
+}
+
+/// The next step of an instance, or why it is held.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum NextAction {
+    Step { op: Op, why: Vec<String> },
+    Held { held: HoldReason, detail: String },
+}
+
+/// A row of `plan --observed`: a [`ProcessRow`], or a host that could not be observed. A missing flag is false; a `null`
+/// flag is unknown. Texts that repeat in many rows are parsed later, each once.
+#[derive(Deserialize)]
+#[serde(rename = "Row")]
+pub struct ObservedRow<'a> {
+    pub instance: Option<InstanceKey>,
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub host: Option<HostKey>,
+    #[serde(default)]
+    pub unknown: bool,
+    #[serde(borrow)]
+    pub labels: Option<&'a RawValue>,
+    #[serde(default = "default_false")]
+    pub registered: Option<bool>,
+    #[serde(default = "default_false")]
+    pub hosted: Option<bool>,
+    #[serde(default = "default_false")]
+    pub running: Option<bool>,
+    pub pid: Option<u32>,
+    pub owner: Option<String>,
+    pub revision: Option<SpecRevision>,
+    pub live_revision: Option<SpecRevision>,
+    pub health: Option<String>,
+    pub since: Option<String>,
+    pub report_time: Option<String>,
+    #[serde(borrow)]
+    pub spec: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub live_spec: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub ran: Option<&'a RawValue>,
+}
+
+fn default_false() -> Option<bool> {
+    Some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> ProcessRow {
+        ProcessRow {
+            instance: "0:10.0.0.1:web:api".parse().expect("a key"),
+            namespace: "web".parse().expect("a name"),
+            name: "api".parse().expect("a name"),
+            host: "0:10.0.0.1".parse().expect("a host"),
+            labels: BTreeMap::new(),
+            registered: Some(true),
+            hosted: None,
+            running: Some(false),
+            pid: None,
+            owner: None,
+            revision: None,
+            live_revision: None,
+            sync: SyncStatus::InSync,
+            health: "Healthy".to_owned(),
+            hosting: Hosting::Unknown,
+            since: None,
+            report_time: None,
+        }
+    }
+
+    #[test]
+    fn a_written_row_has_the_fields_that_the_reader_knows() {
+        let written = serde_json::to_value(row()).expect("JSON");
+        let names: Vec<&str> = written.as_object().expect("an object").keys().map(String::as_str).collect();
+        assert_eq!(names, ROW_FIELDS);
+        let text = written.to_string();
+        let read: ObservedRow<'_> = serde_json::from_str(&text).expect("a row");
+        assert_eq!((read.registered, read.hosted, read.running), (Some(true), None, Some(false)));
+    }
+
+    #[test]
+    fn details_follow_the_row_of_each_kind_of_target() {
+        let observed = ObservedProcess { row: row(), spec: None, live_spec: None, message: None };
+        let details = ProcessDetails {
+            process: TargetProcess::Observed(Box::new(observed)),
+            hold: None,
+            sync: None,
+            next_action: None,
+            changes: Vec::new(),
+        };
+        let text = serde_json::to_string(&details).expect("JSON");
+        assert!(
+            text.ends_with(r#""spec":null,"live_spec":null,"message":null,"hold":null,"changes":[]}"#),
+            "{text}"
+        );
+        let process: TargetProcess = serde_json::from_str(&text).expect("a process");
+        assert_eq!(process, details.process);
+    }
+}

@@ -1,0 +1,112 @@
+//! Planning in a pass: the rules of this moment, the plan, and its result.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use super::Reconciler;
+use super::choice::Disabled;
+use super::context::PassError;
+use crate::clock;
+use crate::control::backoff::BackoffHold;
+use crate::control::event::ControllerEvent;
+use crate::control::spec_history::HistorySearch;
+use crate::control::{HoldsAndPauses, PassResult, Target};
+use crate::manifest::provenance;
+use crate::model::{HoldReason, InstanceKey, Plan};
+use crate::observe::{Observation, StablePlanInputs};
+use crate::reconcile::Rules;
+use crate::source::SourceState;
+
+impl<T: Target> Reconciler<'_, T> {
+    /// Plans an observation. `in_flight`: the instances that an earlier plan still changes.
+    pub(super) async fn plan(
+        &mut self,
+        manifests: &SourceState,
+        mut world: Observation,
+        in_flight: BTreeSet<InstanceKey>,
+        disabled: Disabled,
+    ) -> Result<Arc<PassResult>, PassError> {
+        let context = self.context;
+        let holds = match context.target.active_holds().await {
+            Ok(holds) => holds,
+            Err(why) => {
+                self.observed_cache.put_back(Arc::new(world.observed));
+                return Err(why.into());
+            }
+        };
+        self.holds = Some(holds.clone());
+        let now = clock::at(context.target.now(), &manifests.desired);
+        let backoff = &mut self.retries.backoff;
+        backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
+        let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
+        let rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
+        let config = &context.config.manifests;
+        let search = HistorySearch {
+            past: config.history.clone(),
+            commit: manifests.commit.clone(),
+            limits: config.limits.clone(),
+        };
+        let inputs = StablePlanInputs { desired: &manifests.desired, rules: &rules, now: &now };
+        let plan =
+            world.plan_until_stable(&inputs, context.target.backend(), &search, &mut self.old_specs).await;
+        Ok(self.finish_plan(manifests, world, rules, &backing_off, plan))
+    }
+
+    /// The rules of this pass: what the manifests, people, backoff and plans in flight forbid.
+    fn rules(
+        &self,
+        manifests: &SourceState,
+        world: &Observation,
+        holds: HoldsAndPauses,
+        backing_off: &[(InstanceKey, BackoffHold)],
+        in_flight: BTreeSet<InstanceKey>,
+        disabled: Disabled,
+    ) -> Rules {
+        let mut rules = self.context.config.rules.clone();
+        (rules.holds, rules.pauses) = holds;
+        rules.source_unreadable |= manifests.is_incomplete;
+        // In a complete read, missing declarations are confirmed first; in an incomplete one, prune is held and
+        // reported.
+        rules.prune &= manifests.may_prune || manifests.is_incomplete;
+        rules.known_namespaces = world.namespaces(&rules.owner);
+        rules.left_alone = self.drift.held(disabled, &manifests.desired, &world.observed);
+        let backing_off = backing_off.iter().cloned();
+        rules.left_alone.extend(backing_off.map(|(key, hold)| (key, (hold.reason, hold.why))));
+        let why = |what: &str| (HoldReason::UnderWay, what.to_owned());
+        let open = self.recovery.open_instances().cloned();
+        rules
+            .left_alone
+            .extend(open.map(|key| (key, why("a step of an interrupted run is still in flight"))));
+        let earlier = "an earlier plan for it is in flight";
+        rules.left_alone.extend(in_flight.into_iter().map(|key| (key, why(earlier))));
+        rules.under_way = self.in_flight.disruptions();
+        rules
+    }
+
+    /// Records a plan, returns the observation to the cache, and emits the result.
+    fn finish_plan(
+        &mut self,
+        manifests: &SourceState,
+        world: Observation,
+        rules: Rules,
+        backing_off: &[(InstanceKey, BackoffHold)],
+        mut plan: Plan,
+    ) -> Arc<PassResult> {
+        self.observed_cache.set_listed(world.listed());
+        self.retries.backoff.record_held(&plan, &world.observed);
+        provenance::locate_in(&mut plan, &manifests.texts, &self.context.config.manifests.limits);
+        let observed = Arc::new(world.observed);
+        self.observed_cache.put_back(Arc::clone(&observed));
+        let result = Arc::new(PassResult {
+            revision: self.current.revision.clone(),
+            desired: Arc::clone(&manifests.desired),
+            observed,
+            rules,
+            backing_off: backing_off.iter().map(|(key, hold)| hold.hold(key)).collect(),
+            plan,
+            rows: OnceLock::new(),
+        });
+        self.context.events.emit(ControllerEvent::Planned { result: &result });
+        result
+    }
+}

@@ -1,0 +1,112 @@
+//! Activation of a revision by an apply (new manifests, or a pinned earlier revision), recorded before the first step.
+
+use super::history::{self, RunEnd};
+use super::input::{PlanDigests, PlanInput};
+use super::pin::{self, Pin};
+use super::report::Report;
+use super::revisions::{self, NewRevision};
+use crate::contract::HistoryEntry;
+use crate::model::{ManifestRevision, Plan};
+use crate::store::{Error, Store};
+
+/// Which revision an apply activates.
+pub enum Activation {
+    /// New manifests: stored as the active revision; ends a pin.
+    New,
+    /// An earlier revision: pinned.
+    Pinned(Pin),
+}
+
+/// The source of the manifests, as it is recorded, and whether it may differ from the last one.
+#[derive(Clone, Copy)]
+pub(super) struct ManifestSource<'a> {
+    pub name: &'a str,
+    pub accepted: bool,
+}
+
+impl Activation {
+    /// Makes the revision active. Written before the first step, so that a `watch` does not undo the apply. Returns the
+    /// pin that it ended.
+    pub(super) async fn activate<S: Store>(
+        &self,
+        state: &S,
+        input: &PlanInput,
+        source: ManifestSource<'_>,
+    ) -> Result<Option<Pin>, Error> {
+        let owner = &input.rules.owner;
+        match self {
+            Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
+            Activation::New => {
+                let revision = ManifestRevision::of(&input.loaded.desired);
+                let texts = input.loaded.file_contents();
+                let new = NewRevision {
+                    owner,
+                    source: source.name,
+                    revision: &revision,
+                    commit: None,
+                    texts: &texts,
+                };
+                let ended = revisions::activate(state, &new).await;
+                // A failed collection is repeated by the next apply.
+                let _ = revisions::gc(state, owner).await;
+                ended
+            }
+        }
+    }
+
+    /// Whether the revision is active already, so that nothing has to be written.
+    pub(super) async fn is_active<S: Store>(
+        &self,
+        state: &S,
+        owner: &str,
+        source: ManifestSource<'_>,
+    ) -> Result<bool, Error> {
+        match self {
+            Activation::Pinned(_) => Ok(false),
+            Activation::New => {
+                let pinned = pin::read(state, owner).await?;
+                let active = revisions::active(state, owner).await?.0;
+                let is_same = |last: &str| !source.accepted || last == source.name;
+                Ok(pinned.is_none() && active.is_none_or(|active| is_same(&active.source)))
+            }
+        }
+    }
+
+    /// The history entry at the start of the run.
+    pub(super) fn history_entry(
+        &self,
+        input: &PlanInput,
+        plan: &Plan,
+        digests: &PlanDigests,
+    ) -> HistoryEntry {
+        let commit = match self {
+            Activation::New => None,
+            Activation::Pinned(pin) => pin.commit.clone(),
+        };
+        HistoryEntry {
+            revision: digests.wanted.to_string(),
+            source: input.paths.clone(),
+            plan: Some(digests.id.clone()),
+            summary: history::summary(plan, &plan.held),
+            steps: history::planned_steps(plan),
+            commit,
+            ..HistoryEntry::default()
+        }
+    }
+}
+
+/// The end of the run, for its history entry.
+pub(super) fn history_result(report: &Report) -> RunEnd {
+    RunEnd {
+        exit: report.conclusion.exit_code(),
+        converged: Some(report.converged),
+        failed: report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
+        steps: history::steps(&report.ended),
+    }
+}
+
+/// The source of the owner's active revision, if it is another one.
+pub async fn changed_source<S: Store>(state: &S, owner: &str, source: &str) -> Result<Option<String>, Error> {
+    let last = revisions::active(state, owner).await?.0;
+    Ok(last.map(|last| last.source).filter(|last| last != source))
+}

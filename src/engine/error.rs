@@ -1,0 +1,33 @@
+//! Errors of an apply that did nothing.
+
+use crate::execute::RecoveryError;
+use crate::model::{HoldReason, Time};
+use crate::observe::TargetError;
+use crate::store::Holder;
+
+/// Why an apply ended before its first step.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error("{} (process {}) holds the writer lease of owner {owner:?} since {}", .holder.host, .holder.pid, Time(.holder.since))]
+    Locked { owner: String, holder: Box<Holder> },
+    /// Steps of an interrupted run are still in flight at the deadline.
+    #[error(transparent)]
+    Unfinished(RecoveryError),
+    #[error("the target did not answer before the timeout: nothing was done")]
+    TimedOut,
+    /// Pruning with manifests from another source would delete processes that they never declared.
+    #[error("owner {owner:?} was last applied from {last}, and these manifests are from {source_now}")]
+    SourceChanged { owner: String, last: String, source_now: String },
+    #[error("{instances} instances over a budget: {detail}; nothing was done")]
+    OverBudget { reason: HoldReason, instances: usize, detail: String },
+    /// The first plan differs from the saved one.
+    #[error("the plan is stale: manifests, flags or the observed state changed since it was made")]
+    SavedPlanStale,
+    /// The plan under the lease differs from the one that was shown.
+    #[error("the observed state changed after the plan was shown: nothing was done")]
+    PlanChanged,
+    #[error("not approved: nothing was done")]
+    NotApproved,
+}

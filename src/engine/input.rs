@@ -1,0 +1,188 @@
+//! Inputs of a plan: manifests, observed state, rules and time; and their digests.
+
+use std::time::Instant;
+
+use tracing::info;
+
+use super::activate::changed_source;
+use super::error::ApplyError;
+use crate::clock;
+use crate::manifest::{Limits, Loaded, provenance};
+use crate::model::{ManifestRevision, Now, Observed, Plan};
+use crate::observe::{NoHistory, SearchCache, SpecSearch, StablePlanInputs, Target, TargetError};
+use crate::reconcile::{Rules, fingerprint, reconcile};
+
+/// A plan to make for a target.
+pub struct PlanRequest<S = NoHistory> {
+    pub loaded: Loaded,
+    /// Limits of the manifests, to locate reasons in them.
+    pub limits: Limits,
+    pub rules: Rules,
+    pub now: Now,
+    /// The source of the manifests, as it is recorded. `None`: an earlier revision, without a source check.
+    pub source: Option<String>,
+    /// With `prune`: accept another source than that of the active revision.
+    pub accept_source: bool,
+    /// The source for display and history.
+    pub shown_source: String,
+    /// Where old specs are found.
+    pub search: S,
+}
+
+impl PlanRequest {
+    /// A plan for these manifests with default rules.
+    pub fn new(loaded: Loaded, rules: Rules, source: String) -> PlanRequest {
+        let now = clock::with_zones(&loaded.desired);
+        PlanRequest {
+            loaded,
+            limits: Limits::default(),
+            rules,
+            now,
+            source: Some(source.clone()),
+            accept_source: false,
+            shown_source: source,
+            search: NoHistory,
+        }
+    }
+}
+
+impl<S: SpecSearch> PlanRequest<S> {
+    /// Checks the source, reads holds, observes and plans.
+    pub async fn plan<T: Target>(self, target: &T) -> Result<(PlanInput, Plan, SpecLookup<S>), ApplyError> {
+        let begin = Instant::now();
+        let PlanRequest { loaded, limits, mut rules, now, source, accept_source, shown_source, search } =
+            self;
+        let state_error = |error| TargetError::state(target.name(), error);
+        if let Some(source) = source.filter(|_| rules.prune && !accept_source) {
+            let last = changed_source(target.state(), &rules.owner, &source).await.map_err(state_error)?;
+            if let Some(last) = last {
+                return Err(ApplyError::SourceChanged { owner: rules.owner, last, source_now: source });
+            }
+        }
+        (rules.holds, rules.pauses) = target.active_holds().await?;
+        let (target_name, offline) = (target.name().to_owned(), false);
+        let observed = Observed::default();
+        let mut input =
+            PlanInput { loaded, observed, rules, now, target: target_name, paths: shown_source, offline };
+        let mut lookup = SpecLookup { search, known: SearchCache::default(), limits };
+        let plan = input.observe_and_plan(target, &mut lookup).await?;
+        info!(rows = input.observed.instances.len(), took = ?begin.elapsed(), "observed");
+        Ok((input, plan, lookup))
+    }
+}
+
+/// The inputs of a plan.
+pub struct PlanInput {
+    pub loaded: Loaded,
+    pub observed: Observed,
+    pub rules: Rules,
+    pub now: Now,
+    pub target: String,
+    /// As written on the command line.
+    pub paths: String,
+    /// The observed state comes from a file, not from a target.
+    pub offline: bool,
+}
+
+/// Search of old specs with its results, and the limits of the manifests.
+pub struct SpecLookup<S> {
+    search: S,
+    known: SearchCache,
+    pub(super) limits: Limits,
+}
+
+impl PlanInput {
+    /// Plans with the observed state as it is.
+    pub fn plan(&self) -> Plan {
+        let begin = Instant::now();
+        let plan = reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now);
+        log_planned(&plan, begin);
+        plan
+    }
+
+    /// Observes the target, and plans until no plan needs more facts.
+    async fn observe_and_plan<T: Target, S: SpecSearch>(
+        &mut self,
+        target: &T,
+        lookup: &mut SpecLookup<S>,
+    ) -> Result<Plan, ApplyError> {
+        let desired = &self.loaded.desired;
+        let mut observation = target.observe(desired, self.rules.prune).await?;
+        let begin = Instant::now();
+        self.rules.known_namespaces = observation.namespaces(&self.rules.owner);
+        let inputs = StablePlanInputs { desired, rules: &self.rules, now: &self.now };
+        let SpecLookup { search, known, .. } = lookup;
+        let plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;
+        self.observed = observation.observed;
+        log_planned(&plan, begin);
+        Ok(plan)
+    }
+
+    /// Like the first plan, with the current time and observed state.
+    pub(super) async fn plan_again<T: Target, S: SpecSearch>(
+        &mut self,
+        target: &T,
+        lookup: &mut SpecLookup<S>,
+    ) -> Result<Plan, ApplyError> {
+        self.now = clock::with_zones(&self.loaded.desired);
+        self.observe_and_plan(target, lookup).await
+    }
+
+    /// Reads the current holds and pauses.
+    pub(super) async fn refresh_holds<T: Target>(&mut self, target: &T) -> Result<(), ApplyError> {
+        (self.rules.holds, self.rules.pauses) = target.active_holds().await?;
+        Ok(())
+    }
+
+    /// Sets the location of each reason to that of its field, not of its process.
+    pub fn locate(&self, plan: &mut Plan, limits: &Limits) {
+        provenance::locate(plan, &self.loaded, limits);
+    }
+
+    /// The target of the plan as text.
+    pub fn heading(&self) -> String {
+        match self.offline {
+            true => format!("offline plan for {}", self.rules.caps.name()),
+            false => format!("target {}", self.target),
+        }
+    }
+
+    pub fn digests(&self, plan: &Plan) -> PlanDigests {
+        let wanted = ManifestRevision::of(&self.loaded.desired);
+        PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
+    }
+}
+
+fn log_planned(plan: &Plan, begin: Instant) {
+    info!(steps = plan.steps().count(), held = plan.held.len(), took = ?begin.elapsed(), "planned");
+}
+
+/// Digests of a plan's inputs.
+#[derive(Clone, Debug, Default)]
+pub struct PlanDigests {
+    /// Revision of the manifests.
+    pub wanted: ManifestRevision,
+    /// Fingerprint: all inputs.
+    pub all: String,
+    /// Plan id: fingerprint and steps.
+    pub id: String,
+}
+
+impl PlanDigests {
+    pub fn of(
+        wanted: ManifestRevision,
+        observed: &Observed,
+        rules: &Rules,
+        target: &str,
+        plan: &Plan,
+    ) -> PlanDigests {
+        let all = fingerprint(&wanted, observed, rules, target, plan);
+        let id = blake3::hash(format!("{all}\n{}", step_lines(plan).join("\n")).as_bytes());
+        PlanDigests { wanted, all, id: id.to_hex()[..16].to_owned() }
+    }
+}
+
+/// The steps of a plan as `INSTANCE OPERATION SPEC`, to compare two plans.
+pub fn step_lines(plan: &Plan) -> Vec<String> {
+    plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.spec_side.word())).collect()
+}

@@ -1,0 +1,181 @@
+//! Manual operations (`start`, `stop`, …) outside of a plan, executed and recorded like steps of a plan.
+//!
+//! They need no lease: the hold that is written before keeps controllers away. An instance without an owner stays
+//! without one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, StepResult, execute};
+use crate::model::{
+    Desired, HashedSpec, Hold, HostKey, InstanceKey, Observed, ObservedInstance, Op, Plan, SpecSide, Step,
+    Time, Wave,
+};
+use crate::observe::{Observation, Target, TargetError, observe_target};
+use crate::reconcile::Caps;
+use crate::store::{self, Store, Txn, keys};
+
+/// Who requests a manual operation, why, and when its hold expires.
+pub struct HoldTerms {
+    pub by: String,
+    pub reason: Option<String>,
+    pub until: Option<Time>,
+}
+
+/// Why a manual operation did nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum OperateError {
+    #[error("host {0}: no agent is connected; nothing was done")]
+    NoAgent(HostKey),
+    #[error("{instance}: process{} was not started by Abide and has no owner; nothing was done", shown_pid(*.pid))]
+    NotOwned { instance: InstanceKey, pid: Option<u32> },
+    #[error("the spec of {0} is unknown; nothing was done")]
+    UnknownSpec(InstanceKey),
+    /// The hold could not be written.
+    #[error(transparent)]
+    Hold(store::Error),
+}
+
+fn shown_pid(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+/// Observes every instance of the target, with recorded specs.
+pub async fn observe_all<T: Target>(target: &T) -> Result<Observation, TargetError> {
+    observe_target(target, &Desired::default(), Some(BTreeSet::new())).await
+}
+
+/// Holds these instances and performs one operation on each. `observed` is what the observation
+/// [remembers](Observation::remembered).
+pub async fn operate<T: Target>(
+    op: Op,
+    instances: &[(&InstanceKey, &ObservedInstance)],
+    (observation, observed): (&Observation, &Observed),
+    terms: &HoldTerms,
+    target: &T,
+    deadline: Instant,
+) -> Result<Vec<StepResult>, OperateError> {
+    let steps = steps(op, instances, observation, &target.caps())?;
+    // The hold is recorded before the operation is sent: a controller cannot undo it in between.
+    target.state().txn(holds(op, instances, terms)).await.map_err(OperateError::Hold)?;
+    Ok(execute_steps(steps, target, observed, deadline).await)
+}
+
+/// The steps of an operation, unless an instance cannot be operated on.
+fn steps(
+    op: Op,
+    instances: &[(&InstanceKey, &ObservedInstance)],
+    observation: &Observation,
+    caps: &Caps,
+) -> Result<Vec<Step>, OperateError> {
+    let gaps = &observation.observed.gaps;
+    let unknown = instances.iter().map(|(key, _)| &key.host).filter(|host| gaps.contains_key(host)).min();
+    if let Some(host) = unknown {
+        return Err(OperateError::NoAgent(host.clone()));
+    }
+    if let Some((key, seen)) = instances.iter().find(|(key, _)| observation.is_foreign(key)) {
+        return Err(OperateError::NotOwned { instance: (*key).clone(), pid: seen.pid });
+    }
+    let steps: Vec<Step> =
+        instances.iter().map(|(key, seen)| step(op, key, seen, observation, caps)).collect();
+    // A target that stores no specs needs one with each operation.
+    let stores_specs = caps.reads_specs || caps.operates_on_registered_spec;
+    match steps.iter().find(|step| !stores_specs && step.spec.is_none()) {
+        Some(step) => Err(OperateError::UnknownSpec(step.instance.clone())),
+        None => Ok(steps),
+    }
+}
+
+fn holds(op: Op, instances: &[(&InstanceKey, &ObservedInstance)], terms: &HoldTerms) -> Txn {
+    let mut txn = Txn::default();
+    for (key, _) in instances {
+        let hold = Hold {
+            instance: (*key).clone(),
+            by: terms.by.clone(),
+            reason: Some(terms.reason.clone().unwrap_or_else(|| format!("manual {op}"))),
+            until: terms.until,
+        };
+        txn = txn.and(Txn::put(keys::hold(key), serde_json::to_vec(&hold).unwrap_or_default()));
+    }
+    txn
+}
+
+/// An operation on an observed instance, with its registered or live spec.
+pub fn step(
+    op: Op,
+    instance: &InstanceKey,
+    seen: &ObservedInstance,
+    world: &Observation,
+    caps: &Caps,
+) -> Step {
+    let known = world.entry(instance);
+    let spec = match op {
+        // A process is stopped with the spec that it was started with.
+        Op::Stop | Op::Kill => seen.live.spec().or(seen.registered_spec.spec()),
+        Op::Start
+        | Op::Restart
+        | Op::Reload
+        | Op::Supervise
+        | Op::Unsupervise
+        | Op::Register
+        | Op::Unregister => seen.registered_spec.spec(),
+    };
+    let spec = spec.cloned().or_else(|| known?.spec());
+    let under =
+        |spec: &Arc<HashedSpec>| known.and_then(|entry| entry.revision_of(spec)).unwrap_or(*spec.revision());
+    Step {
+        id: 0,
+        instance: instance.clone(),
+        host: world.host(instance),
+        op,
+        spec_side: SpecSide::Old,
+        revision: spec.as_ref().filter(|_| !caps.reads_specs).map(under),
+        spec,
+        reloaded_fields: Vec::new(),
+        pid_stays: op.pid_stays(),
+        needs_live_check: false,
+        from: None,
+        why: Vec::new(),
+    }
+}
+
+/// Executes the steps, grouped by owner. The result has every step.
+pub async fn execute_steps<T: Target>(
+    steps: Vec<Step>,
+    target: &T,
+    before: &Observed,
+    deadline: Instant,
+) -> Vec<StepResult> {
+    let mut owners: BTreeMap<Option<&str>, Vec<Step>> = BTreeMap::new();
+    for (id, step) in steps.into_iter().enumerate() {
+        let owner = before.instances.get(&step.instance).and_then(|seen| seen.owner.as_deref());
+        owners.entry(owner).or_default().push(Step { id, ..step });
+    }
+    let mut all = Vec::new();
+    for (nth, (owner, steps)) in owners.into_iter().enumerate() {
+        let (_going_on, stop) = watch::channel(false);
+        // Manual operations are not subject to holds: they create one.
+        let (_free, restraints) = watch::channel(ActiveHolds::default());
+        let settings = ExecutionSettings {
+            owner: owner.unwrap_or_default().to_owned(),
+            target: target.name().to_owned(),
+            caps: target.caps(),
+            run: format!("by-hand-{:013}-{}-{nth}", clock::now().0, std::process::id()),
+            deadline,
+            max_parallel: usize::MAX,
+            check: |_| None,
+            restraints,
+            stop,
+        };
+        let plan = Plan { waves: vec![Wave { steps, ..Wave::default() }], ..Plan::default() };
+        // No manifest is involved: nothing depends on anything.
+        let context = ExecutionContext::new(settings, &Desired::default(), before, &plan);
+        all.extend(execute(&plan, target.backend(), target.state(), &context, &mut |_| {}).await.ended);
+    }
+    all.sort_by_key(|ended| ended.step);
+    all
+}

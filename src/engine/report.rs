@@ -1,0 +1,87 @@
+//! The result of an apply.
+
+use super::input::PlanDigests;
+use crate::execute::StepResult;
+use crate::model::{Health, HoldReason, InstanceKey, Plan};
+
+/// The result of an apply.
+#[derive(Debug)]
+pub struct Report {
+    /// The executed plan, and the digests of its inputs.
+    pub plan: Plan,
+    pub digests: PlanDigests,
+    pub ended: Vec<StepResult>,
+    /// A new plan is empty and all instances are healthy; `None`: not verified.
+    pub converged: Option<bool>,
+    pub conclusion: Conclusion,
+    /// The one reason of an incomplete apply.
+    pub reason: Option<HoldReason>,
+    /// Instances that are in sync but unhealthy.
+    pub unhealthy: Vec<Unhealthy>,
+}
+
+/// How an apply ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conclusion {
+    Done,
+    /// Not converged: an instance failed, is unknown, held or unhealthy.
+    Incomplete,
+    /// The deadline passed while operations were in flight.
+    TimedOut,
+    /// Another process took the lease.
+    LeaseLost,
+    /// A rollout failed and was rolled back.
+    RolledBack,
+    /// Stopped at a safe point by the caller, with the caller's exit code.
+    Stopped(u8),
+}
+
+impl Conclusion {
+    /// The exit code, as the history records it.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Conclusion::Done => 0,
+            Conclusion::Incomplete => 3,
+            Conclusion::TimedOut => 5,
+            Conclusion::LeaseLost => 6,
+            Conclusion::RolledBack => 7,
+            Conclusion::Stopped(code) => code,
+        }
+    }
+}
+
+/// A declared instance that is degraded or failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unhealthy {
+    pub instance: InstanceKey,
+    pub health: Health,
+}
+
+/// What the execution and its verification found, before the plan is added.
+pub(super) struct Results {
+    pub ended: Vec<StepResult>,
+    pub converged: Option<bool>,
+    pub conclusion: Conclusion,
+    pub reason: Option<HoldReason>,
+    pub unhealthy: Vec<Unhealthy>,
+}
+
+impl Results {
+    /// The report. An apply converged if and only if it is done, and only an incomplete one has a reason.
+    pub fn report(self, plan: Plan, digests: PlanDigests) -> Report {
+        let Results { ended, converged, conclusion, reason, unhealthy } = self;
+        let converged = converged.map(|converged| converged && conclusion == Conclusion::Done);
+        let reason = reason.filter(|_| conclusion == Conclusion::Incomplete);
+        Report { plan, digests, ended, converged, conclusion, reason, unhealthy }
+    }
+}
+
+/// The reason of an incomplete apply if it is ownership alone. Other held reasons are in the plan.
+pub(super) fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<HoldReason> {
+    let mut all: Vec<Option<HoldReason>> = reasons.collect();
+    all.dedup();
+    match all[..] {
+        [Some(reason @ HoldReason::NotOwned)] => Some(reason),
+        _ => None,
+    }
+}

@@ -1,0 +1,120 @@
+//! Verification: observes after the last step until the instances converge, and concludes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::input::{PlanInput, SpecLookup};
+use super::report::{Conclusion, Results, Unhealthy, sole_reason};
+use super::request::ExecutionLimits;
+use crate::execute::{StepOutcome, StepResult};
+use crate::model::{DesiredInstance, Health, HoldReason, InstanceKey, Plan};
+use crate::observe::{SpecSearch, Target};
+
+/// Time limit for the verification, also after the deadline.
+const FINAL_OBSERVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval between two observations of an instance that is starting.
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The last observation.
+#[derive(Default)]
+struct Verified {
+    converged: Option<bool>,
+    unhealthy: Vec<Unhealthy>,
+    held: Vec<HoldReason>,
+    has_steps: bool,
+}
+
+/// Observes until the instances converge, unless the apply was stopped or does not wait.
+pub(super) async fn verify<T: Target, S: SpecSearch>(
+    target: &T,
+    input: &mut PlanInput,
+    lookup: &mut SpecLookup<S>,
+    limits: &ExecutionLimits,
+    ended: Vec<StepResult>,
+    stopped: Option<Conclusion>,
+) -> Results {
+    let mut verified = Verified::default();
+    if limits.verify && stopped.is_none() {
+        let give_up_at = Instant::now() + FINAL_OBSERVE_TIMEOUT;
+        // A process that has just started may need time to become healthy.
+        loop {
+            let planning = input.plan_again(target, lookup);
+            match tokio::time::timeout_at(limits.deadline.max(give_up_at), planning).await {
+                Ok(Ok(remaining)) => {
+                    verified = Verified::of(input, &remaining);
+                    if !is_starting(input) || Instant::now() >= limits.deadline {
+                        break;
+                    }
+                }
+                Ok(Err(_)) | Err(_) => {
+                    // An earlier observation does not show the current state.
+                    verified.converged = None;
+                    if Instant::now() >= give_up_at {
+                        break;
+                    }
+                }
+            }
+            tokio::time::sleep(OBSERVE_INTERVAL).await;
+        }
+    }
+    // Without an observation the result is not verified; without a wait none is needed.
+    let is_converged = verified.converged.unwrap_or(!limits.verify);
+    let is_late = Instant::now() >= limits.deadline;
+    let conclusion = stopped.unwrap_or_else(|| conclude(&ended, is_converged, is_late));
+    let reason = verified.reason(&ended);
+    let Verified { converged, unhealthy, .. } = verified;
+    Results { ended, converged, conclusion, reason, unhealthy }
+}
+
+impl Verified {
+    fn of(input: &PlanInput, remaining: &Plan) -> Verified {
+        let unhealthy = unhealthy(input);
+        Verified {
+            converged: Some(remaining.is_empty() && unhealthy.is_empty()),
+            unhealthy,
+            held: remaining.held.iter().map(|held| held.reason).collect(),
+            has_steps: remaining.steps().next().is_some(),
+        }
+    }
+
+    fn reason(&self, ended: &[StepResult]) -> Option<HoldReason> {
+        let failed = ended.iter().filter(|one| !one.outcome.is_well() && one.outcome != StepOutcome::Skipped);
+        let reasons = failed.map(|one| one.reason).chain(self.held.iter().copied().map(Some));
+        // Remaining steps have their own reasons, unless ownership refused them.
+        let is_refused = ended.iter().any(|one| one.reason == Some(HoldReason::NotOwned));
+        sole_reason(reasons).filter(|_| self.unhealthy.is_empty() && (!self.has_steps || is_refused))
+    }
+}
+
+fn conclude(ended: &[StepResult], is_converged: bool, is_late: bool) -> Conclusion {
+    let any = |outcome: StepOutcome| ended.iter().any(|ended| ended.outcome == outcome);
+    match () {
+        () if any(StepOutcome::Failed) || any(StepOutcome::Unknown) => Conclusion::Incomplete,
+        () if any(StepOutcome::TimedOut) => Conclusion::TimedOut,
+        // Converged after the deadline is still converged.
+        () if is_converged && !any(StepOutcome::Skipped) => Conclusion::Done,
+        () if is_late => Conclusion::TimedOut,
+        () => Conclusion::Incomplete,
+    }
+}
+
+fn is_starting(input: &PlanInput) -> bool {
+    let wanted = |key: &InstanceKey| input.loaded.desired.instances.contains_key(key);
+    let mut seen = input.observed.instances.iter();
+    seen.any(|(key, seen)| wanted(key) && seen.health == Health::Starting)
+}
+
+/// Declared instances that are degraded or failed.
+pub(super) fn unhealthy(input: &PlanInput) -> Vec<Unhealthy> {
+    let meant = |key: &InstanceKey, want: &DesiredInstance| {
+        want.origin.state.needs_start()
+            && input.rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+    };
+    let wanted = input.loaded.desired.instances.iter().filter(|(key, want)| meant(key, want));
+    let seen = wanted.filter_map(|(key, _)| Some((key, input.observed.instances.get(key)?)));
+    seen.filter(|(_, seen)| matches!(seen.health, Health::Degraded | Health::Failed))
+        .map(|(key, seen)| Unhealthy { instance: key.clone(), health: seen.health })
+        .collect()
+}

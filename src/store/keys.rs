@@ -1,0 +1,466 @@
+//! Store schema: every key, built and parsed in one place.
+//!
+//! Values are JSON unless the table says otherwise. Keys are stable: an upgrade reads them.
+//!
+//! Gateway:
+//!
+//! | key | value |
+//! |---|---|
+//! | `reg/NAMESPACE/NAME/HOST` | registered spec, owner, revision |
+//! | `live/NAMESPACE/NAME/HOST` | last report of the agent |
+//! | `identity/HOST/INDEX` | instance that holds an identity |
+//! | `claim/HOST/NAMESPACE/NAME` | registration without its identity |
+//! | `group/NAMESPACE/HOST` | pools of a namespace on a host |
+//! | `task/ID` | task with its operations |
+//! | `open/ID` | empty; exists while a row of the task is not final |
+//! | `done/ID/N`, `done/ID/lost` | result of row N; rows of missing agents |
+//! | `op/APP/OP` | task of an idempotency key (`X-Abide-Op`) |
+//! | `task-number` | last task number, decimal |
+//! | `agent/HOSTS/AGENT` | last acknowledged sequence number of an agent; HOSTS is a digest |
+//! | `probe` | time of the last write check |
+//! | `store-id` | identity of the store, as text |
+//!
+//! Controllers. In a store that several targets share, every key has the prefix `at/TARGET/`, and leases have the
+//! prefix `lease/at/TARGET/`:
+//!
+//! | key | value |
+//! |---|---|
+//! | `lease/writer/OWNER`, `lease/leader/OWNER` | holder, generation, expiry |
+//! | `journal/OWNER/RUN/N` | call that is in flight |
+//! | `ledger/TARGET/INSTANCE` | specs and state that Abide gave to an instance |
+//! | `hold/INSTANCE` | hold of a person |
+//! | `pause/NAMESPACE`, `pause/*` | pause |
+//! | `pin/OWNER` | pinned manifest revision |
+//! | `left/OWNER/INSTANCE` | suspended instance |
+//! | `source/OWNER/taken` | active revision |
+//! | `source/OWNER/applied` | revision that was fully applied, as text; written with `--heal no` |
+//! | `source/OWNER/git` | last commit of a git source |
+//! | `snap/OWNER/rev/REVISION` | stored revision: list sums |
+//! | `snap/OWNER/list/SUM` | file names with sums of their texts |
+//! | `snap/OWNER/text/SUM` | text, or one chunk of it |
+//! | `history/OWNER/TIME-PID-N` | one entry of `abide history` |
+//! | `expect/` | reserved |
+//!
+//! Agent:
+//!
+//! | key | value |
+//! |---|---|
+//! | `proc/INSTANCE` | `InstanceState`: specs, pid, boot id, supervision, last run |
+//! | `intent/INSTANCE` | launch that has begun |
+//! | `pending/INSTANCE` | operation that has begun |
+//! | `up/OP` | result that the gateway has not acknowledged |
+//! | `ran/OP` | acknowledged operation, until the floor passes it |
+//! | `floor` | highest sequence number that is final |
+//! | `fence/OWNER` | highest generation seen of an owner |
+//!
+//! An owner may contain `/`; a part that may contain any character is the last of its key. A `_PREFIX` constant or
+//! `_prefix` function ends with `/`, so that a range never includes keys of another prefix.
+
+use crate::model::{HostKey, InstanceKey, Name};
+
+// Keys of the gateway.
+
+pub const REGISTRATION_PREFIX: &str = "reg/";
+pub const REPORT_PREFIX: &str = "live/";
+pub const GROUP_PREFIX: &str = "group/";
+pub const TASK_PREFIX: &str = "task/";
+pub const OPEN_TASK_PREFIX: &str = "open/";
+pub const RESPONSE_PREFIX: &str = "op/";
+pub const TASK_NUMBER: &str = "task-number";
+pub const PROBE: &str = "probe";
+pub const STORE_ID: &str = "store-id";
+
+/// Registrations sort by namespace, then name.
+pub fn registration(instance: &InstanceKey) -> String {
+    by_process(REGISTRATION_PREFIX, instance)
+}
+
+pub fn registrations_prefix(namespace: &str) -> String {
+    format!("{REGISTRATION_PREFIX}{namespace}/")
+}
+
+pub fn report(instance: &InstanceKey) -> String {
+    by_process(REPORT_PREFIX, instance)
+}
+
+fn by_process(prefix: &str, instance: &InstanceKey) -> String {
+    format!("{prefix}{}/{}/{}", instance.namespace, instance.name, instance.host)
+}
+
+/// The instance of a registration or a report; `None` for every other key.
+pub fn instance_of(key: &str) -> Option<InstanceKey> {
+    let rest = key.strip_prefix(REGISTRATION_PREFIX).or_else(|| key.strip_prefix(REPORT_PREFIX))?;
+    let mut parts = rest.splitn(3, '/');
+    let (namespace, name) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some(InstanceKey { host: parts.next()?.parse().ok()?, namespace, name })
+}
+
+/// `index`: of the identity; it may contain any character.
+pub fn identity(host: &HostKey, index: &str) -> String {
+    format!("{}{index}", identities_prefix(host))
+}
+
+pub fn identities_prefix(host: &HostKey) -> String {
+    format!("identity/{host}/")
+}
+
+pub fn claim(instance: &InstanceKey) -> String {
+    format!("{}{}/{}", claims_prefix(&instance.host), instance.namespace, instance.name)
+}
+
+pub fn claims_prefix(host: &HostKey) -> String {
+    format!("claim/{host}/")
+}
+
+pub fn group(namespace: &str, host: &HostKey) -> String {
+    format!("{GROUP_PREFIX}{namespace}/{host}")
+}
+
+/// Namespace and host of a group key.
+pub fn group_of(key: &str) -> Option<(&str, HostKey)> {
+    let (namespace, host) = key.strip_prefix(GROUP_PREFIX)?.split_once('/')?;
+    Some((namespace, host.parse().ok()?))
+}
+
+pub fn task(id: &str) -> String {
+    format!("{TASK_PREFIX}{id}")
+}
+
+pub fn task_of(key: &str) -> Option<&str> {
+    key.strip_prefix(TASK_PREFIX)
+}
+
+pub fn open_task(id: &str) -> String {
+    format!("{OPEN_TASK_PREFIX}{id}")
+}
+
+pub fn open_task_of(key: &str) -> Option<&str> {
+    key.strip_prefix(OPEN_TASK_PREFIX)
+}
+
+pub fn row_result(task: &str, nth: usize) -> String {
+    format!("{}{nth}", row_results_prefix(task))
+}
+
+/// The row numbers of a task whose agents are missing.
+pub fn missing_rows(task: &str) -> String {
+    format!("{}lost", row_results_prefix(task))
+}
+
+pub fn row_results_prefix(task: &str) -> String {
+    format!("done/{task}/")
+}
+
+/// The row number of a result of this task; `None` for its missing rows.
+pub fn row_of(key: &str, task: &str) -> Option<usize> {
+    below(key.strip_prefix("done/")?, task)?.parse().ok()
+}
+
+/// The stored response of an idempotency key.
+pub fn response(app: &str, op: &str) -> String {
+    format!("{RESPONSE_PREFIX}{app}/{op}")
+}
+
+/// The counter of an agent. `hosts`: a digest of its hosts.
+pub fn agent_counter(hosts: &str, agent: &str) -> String {
+    format!("agent/{hosts}/{agent}")
+}
+
+// Keys of controllers.
+
+pub const LEASE_PREFIX: &str = "lease/";
+pub const HOLD_PREFIX: &str = "hold/";
+pub const PAUSE_PREFIX: &str = "pause/";
+pub const PIN_PREFIX: &str = "pin/";
+pub const SUSPENDED_PREFIX: &str = "left/";
+pub const SOURCE_PREFIX: &str = "source/";
+pub const HISTORY_PREFIX: &str = "history/";
+
+/// Prefixes that a gateway stores for controllers, sorted.
+pub const CONTROLLER_PREFIXES: [&str; 12] = [
+    "at/",
+    "expect/",
+    HISTORY_PREFIX,
+    HOLD_PREFIX,
+    "journal/",
+    LEASE_PREFIX,
+    "ledger/",
+    SUSPENDED_PREFIX,
+    PAUSE_PREFIX,
+    PIN_PREFIX,
+    "snap/",
+    SOURCE_PREFIX,
+];
+
+/// Prefix of every key of a target in a store that several targets share.
+pub fn target_prefix(target: &str) -> String {
+    format!("at/{target}/")
+}
+
+/// The key of a lease by its name.
+pub fn lease(name: &str) -> String {
+    format!("{LEASE_PREFIX}{name}")
+}
+
+/// The name of a lease by its key.
+pub fn lease_of(key: &str) -> Option<&str> {
+    key.strip_prefix(LEASE_PREFIX)
+}
+
+/// Name of the lease that allows changes to an owner's processes.
+pub fn writer_lease_name(owner: &str) -> String {
+    format!("writer/{owner}")
+}
+
+/// Name of the lease that allows a controller to act for an owner.
+pub fn leader_lease_name(owner: &str) -> String {
+    format!("leader/{owner}")
+}
+
+/// Role and owner of a lease name.
+pub fn lease_name_parts(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or(("", name))
+}
+
+/// One call below the prefix of its run. Six digits keep the order of calls.
+pub fn journal(run_prefix: &str, nth: u64) -> String {
+    format!("{run_prefix}{nth:06}")
+}
+
+pub fn journal_prefix(owner: &str) -> String {
+    format!("journal/{owner}/")
+}
+
+pub fn journal_run_prefix(owner: &str, run: &str) -> String {
+    format!("{}{run}/", journal_prefix(owner))
+}
+
+/// `RUN/N` of a call of this owner.
+pub fn journal_call<'a>(key: &'a str, owner: &str) -> Option<&'a str> {
+    below(key.strip_prefix("journal/")?, owner)
+}
+
+pub fn ledger(target: &str, instance: &InstanceKey) -> String {
+    format!("{}{instance}", ledger_prefix(target))
+}
+
+pub fn ledger_prefix(target: &str) -> String {
+    format!("ledger/{target}/")
+}
+
+pub fn ledger_instance(key: &str, target: &str) -> Option<InstanceKey> {
+    below(key.strip_prefix("ledger/")?, target)?.parse().ok()
+}
+
+pub fn hold(instance: &InstanceKey) -> String {
+    format!("{HOLD_PREFIX}{instance}")
+}
+
+/// `None`: everywhere. `*` is not a valid namespace, so the global pause has a key of its own.
+pub fn pause(namespace: Option<&Name>) -> String {
+    format!("{PAUSE_PREFIX}{}", namespace.map_or("*", Name::as_str))
+}
+
+pub fn pin(owner: &str) -> String {
+    format!("{PIN_PREFIX}{owner}")
+}
+
+pub fn pin_owner(key: &str) -> Option<&str> {
+    key.strip_prefix(PIN_PREFIX)
+}
+
+pub fn suspended(owner: &str, instance: &InstanceKey) -> String {
+    format!("{}{instance}", suspended_prefix(owner))
+}
+
+pub fn suspended_prefix(owner: &str) -> String {
+    format!("{SUSPENDED_PREFIX}{owner}/")
+}
+
+/// The suspended instance of a key of this owner.
+pub fn suspended_instance_of(key: &str, owner: &str) -> Option<InstanceKey> {
+    below(key.strip_prefix(SUSPENDED_PREFIX)?, owner)?.parse().ok()
+}
+
+/// The suspended instance of a key of any owner. The owner may contain `/`, the instance may not.
+pub fn suspended_instance(key: &str) -> Option<InstanceKey> {
+    key.strip_prefix(SUSPENDED_PREFIX)?.rsplit_once('/')?.1.parse().ok()
+}
+
+pub fn active_revision(owner: &str) -> String {
+    format!("{SOURCE_PREFIX}{owner}/taken")
+}
+
+/// The owner of an active revision.
+pub fn active_revision_owner(key: &str) -> Option<&str> {
+    key.strip_prefix(SOURCE_PREFIX)?.strip_suffix("/taken")
+}
+
+pub fn applied_revision(owner: &str) -> String {
+    format!("{SOURCE_PREFIX}{owner}/applied")
+}
+
+pub fn last_commit(owner: &str) -> String {
+    format!("{SOURCE_PREFIX}{owner}/git")
+}
+
+pub fn snapshots_prefix(owner: &str) -> String {
+    format!("snap/{owner}/rev/")
+}
+
+pub fn snapshot_lists_prefix(owner: &str) -> String {
+    format!("snap/{owner}/list/")
+}
+
+pub fn snapshot_texts_prefix(owner: &str) -> String {
+    format!("snap/{owner}/text/")
+}
+
+/// `id`: `TIME-PID-N`, which sorts by time.
+pub fn history(owner: &str, id: &str) -> String {
+    format!("{}{id}", owner_history_prefix(owner))
+}
+
+pub fn owner_history_prefix(owner: &str) -> String {
+    format!("{HISTORY_PREFIX}{owner}/")
+}
+
+// Keys of the agent.
+
+pub const INSTANCE_STATE_PREFIX: &str = "proc/";
+pub const LAUNCH_INTENT_PREFIX: &str = "intent/";
+pub const PENDING_OPERATION_PREFIX: &str = "pending/";
+pub const RESULT_PREFIX: &str = "up/";
+pub const ACKNOWLEDGED_PREFIX: &str = "ran/";
+pub const FENCE_PREFIX: &str = "fence/";
+pub const FLOOR: &str = "floor";
+
+pub fn instance_state(instance: &InstanceKey) -> String {
+    format!("{INSTANCE_STATE_PREFIX}{instance}")
+}
+
+pub fn instance_state_of(key: &str) -> Option<InstanceKey> {
+    key.strip_prefix(INSTANCE_STATE_PREFIX)?.parse().ok()
+}
+
+pub fn launch_intent(instance: &InstanceKey) -> String {
+    format!("{LAUNCH_INTENT_PREFIX}{instance}")
+}
+
+pub fn pending_operation(instance: &InstanceKey) -> String {
+    format!("{PENDING_OPERATION_PREFIX}{instance}")
+}
+
+pub fn result(op_id: &str) -> String {
+    format!("{RESULT_PREFIX}{op_id}")
+}
+
+pub fn acknowledged(op_id: &str) -> String {
+    format!("{ACKNOWLEDGED_PREFIX}{op_id}")
+}
+
+pub fn fence(owner: &str) -> String {
+    format!("{FENCE_PREFIX}{owner}")
+}
+
+/// The rest of a key below a part. Parsing a page of keys allocates nothing.
+fn below<'a>(rest: &'a str, part: &str) -> Option<&'a str> {
+    rest.strip_prefix(part)?.strip_prefix('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance() -> InstanceKey {
+        "0:10.0.0.7:web:api".parse().expect("an instance")
+    }
+
+    /// An upgrade reads the keys of earlier versions: a changed byte here loses their data.
+    #[test]
+    fn keys_have_their_documented_bytes() {
+        let (instance, owner) = (instance(), "team/ops");
+        let host = &instance.host;
+        let golden = [
+            (registration(&instance), "reg/web/api/0:10.0.0.7"),
+            (registrations_prefix("web"), "reg/web/"),
+            (report(&instance), "live/web/api/0:10.0.0.7"),
+            (identity(host, "k/1"), "identity/0:10.0.0.7/k/1"),
+            (claim(&instance), "claim/0:10.0.0.7/web/api"),
+            (group("web", host), "group/web/0:10.0.0.7"),
+            (task("t1"), "task/t1"),
+            (open_task("t1"), "open/t1"),
+            (row_result("t1", 12), "done/t1/12"),
+            (missing_rows("t1"), "done/t1/lost"),
+            (response("app", "x"), "op/app/x"),
+            (TASK_NUMBER.to_owned(), "task-number"),
+            (agent_counter("ab12", "one"), "agent/ab12/one"),
+            (PROBE.to_owned(), "probe"),
+            (STORE_ID.to_owned(), "store-id"),
+            (target_prefix("gse"), "at/gse/"),
+            (lease(&writer_lease_name(owner)), "lease/writer/team/ops"),
+            (lease(&leader_lease_name(owner)), "lease/leader/team/ops"),
+            (journal(&journal_run_prefix(owner, "r1"), 7), "journal/team/ops/r1/000007"),
+            (ledger("gse", &instance), "ledger/gse/0:10.0.0.7:web:api"),
+            (hold(&instance), "hold/0:10.0.0.7:web:api"),
+            (pause(None), "pause/*"),
+            (pause(Some(&instance.namespace)), "pause/web"),
+            (pin(owner), "pin/team/ops"),
+            (suspended(owner, &instance), "left/team/ops/0:10.0.0.7:web:api"),
+            (active_revision(owner), "source/team/ops/taken"),
+            (applied_revision(owner), "source/team/ops/applied"),
+            (last_commit(owner), "source/team/ops/git"),
+            (snapshots_prefix(owner), "snap/team/ops/rev/"),
+            (snapshot_lists_prefix(owner), "snap/team/ops/list/"),
+            (snapshot_texts_prefix(owner), "snap/team/ops/text/"),
+            (history(owner, "1763424000000-42-3"), "history/team/ops/1763424000000-42-3"),
+            (instance_state(&instance), "proc/0:10.0.0.7:web:api"),
+            (launch_intent(&instance), "intent/0:10.0.0.7:web:api"),
+            (pending_operation(&instance), "pending/0:10.0.0.7:web:api"),
+            (result("t1/2"), "up/t1/2"),
+            (acknowledged("t1/2"), "ran/t1/2"),
+            (FLOOR.to_owned(), "floor"),
+            (fence(owner), "fence/team/ops"),
+        ];
+        for (key, bytes) in golden {
+            assert_eq!(key, bytes);
+        }
+        assert!(CONTROLLER_PREFIXES.is_sorted());
+    }
+
+    #[test]
+    fn keys_parse_back_into_their_parts() {
+        let (instance, owner) = (instance(), "team/ops");
+        assert_eq!(instance_of(&registration(&instance)).as_ref(), Some(&instance));
+        assert_eq!(instance_of(&report(&instance)).as_ref(), Some(&instance));
+        assert_eq!(instance_of(&hold(&instance)), None);
+        assert_eq!(group_of("group/web/0:10.0.0.7"), Some(("web", instance.host.clone())));
+        assert_eq!(task_of("task/t1"), Some("t1"));
+        assert_eq!(open_task_of("open/open/1"), Some("open/1"));
+        assert_eq!(row_of(&row_result("t1", 12), "t1"), Some(12));
+        assert_eq!(row_of(&missing_rows("t1"), "t1"), None);
+        assert_eq!(lease_of("lease/lease/a"), Some("lease/a"));
+        assert_eq!(lease_name_parts("writer/team/ops"), ("writer", owner));
+        assert_eq!(journal_call("journal/team/ops/r1/000007", owner), Some("r1/000007"));
+        assert_eq!(ledger_instance(&ledger("gse", &instance), "gse").as_ref(), Some(&instance));
+        assert_eq!(pin_owner(&pin(owner)), Some(owner));
+        assert_eq!(suspended_instance(&suspended(owner, &instance)).as_ref(), Some(&instance));
+        assert_eq!(suspended_instance_of(&suspended(owner, &instance), "team"), None);
+        assert_eq!(active_revision_owner(&active_revision(owner)), Some(owner));
+        assert_eq!(active_revision_owner(&last_commit(owner)), None);
+        assert_eq!(instance_state_of(&instance_state(&instance)).as_ref(), Some(&instance));
+    }
+
+    /// The tables of this module and of `docs/architecture.md` have the same rows.
+    #[test]
+    fn documentation_has_the_same_tables() {
+        let rows = |text: &str| -> Vec<String> {
+            let rows = text.lines().map(|line| line.trim_start_matches("//!").trim());
+            rows.filter(|row| row.starts_with("| `")).map(str::to_owned).collect()
+        };
+        let doc = include_str!("../../docs/architecture.md");
+        let section = doc.split("## Store schema").nth(1).and_then(|rest| rest.split("\n## ").next());
+        let code = include_str!("keys.rs").split("\nuse ").next().unwrap_or_default();
+        assert_eq!(rows(code), rows(section.expect("the section")));
+    }
+}
