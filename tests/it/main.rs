@@ -68,6 +68,7 @@ mod sim;
 mod soak;
 mod sources;
 mod squatting;
+mod stop_signals;
 mod store;
 mod support;
 mod sync_status;
