@@ -71,6 +71,7 @@ mod sim;
 mod soak;
 mod sources;
 mod squatting;
+mod stop_signals;
 mod store;
 mod store_durability;
 mod sync_status;

@@ -22,7 +22,7 @@ use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::failpoint;
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, Effect, Monitor, StartMode, difference};
+use crate::model::{AutoType, Effect, Monitor, Spec, StartMode, difference, signal_number};
 
 /// Default wait for a stop, in seconds.
 const STOP_SECS: u32 = 10;
@@ -30,7 +30,8 @@ const STOP_SECS: u32 = 10;
 impl InstanceTask {
     pub(super) async fn stop(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
         let owned = self.spec_for_stop(owned);
-        self.stop_by_operation(&owned, owned.spec.control.stop_cmd.as_deref(), Signal::TERM, op_id).await
+        let signal = stop_signal(&owned.spec);
+        self.stop_by_operation(&owned, owned.spec.control.stop_cmd.as_deref(), signal, op_id).await
     }
 
     pub(super) async fn kill(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
@@ -91,7 +92,8 @@ impl InstanceTask {
         signal: Signal,
         op_id: Option<&str>,
     ) -> OpReply {
-        let secs = owned.spec.monitor.stop_check_secs.unwrap_or(STOP_SECS);
+        let limit = owned.spec.control.stop_timeout;
+        let secs = limit.or(owned.spec.monitor.stop_check_secs).unwrap_or(STOP_SECS);
         let wait = Duration::from_secs(secs.into());
         let Some(handle) = self.handle.take() else { return done() };
         let tree = self.tree(Some(&handle));
@@ -101,10 +103,15 @@ impl InstanceTask {
             Some(command) => {
                 let failure = handle.reaping(self.run_stop_command(owned, command, op_id)).await;
                 begun = Instant::now();
-                timeout(wait, handle.wait_exit()).await.map_err(|_| match failure {
-                    Some(failure) => failed(failure),
-                    None => (RowCode::CHECK_FAILED, format!("stop: process is still alive after {secs} s")),
-                })
+                match timeout(wait, handle.wait_exit()).await {
+                    Ok(code) => Ok(code),
+                    // Without stop_timeout, a stop that fails leaves the process as it is.
+                    Err(_) if limit.is_some() => kill_all(&handle, tree.as_ref(), &mut killed).await,
+                    Err(_) => Err(failure.map_or_else(
+                        || (RowCode::CHECK_FAILED, format!("stop: process is still alive after {secs} s")),
+                        failed,
+                    )),
+                }
             }
             None => end_by_signal(&handle, tree.as_ref(), signal, wait, &mut killed).await,
         };
@@ -232,6 +239,16 @@ impl InstanceTask {
     }
 }
 
+/// The signal that stops the process of a spec without stop_cmd.
+pub(super) fn stop_signal(spec: &Spec) -> Signal {
+    spec.control.stop_signal.as_deref().and_then(named_signal).unwrap_or(Signal::TERM)
+}
+
+/// A signal by its name in a spec.
+pub(super) fn named_signal(name: &str) -> Option<Signal> {
+    signal_number(name).and_then(Signal::from_named_raw)
+}
+
 /// The reply of a stop: names the processes that had to be killed.
 fn stopped(killed: &KilledProcesses) -> OpReply {
     let (code, message) = done();
@@ -257,6 +274,15 @@ async fn end_by_signal(
     if let Ok(code) = timeout(wait, handle.wait_exit()).await {
         return Ok(code);
     }
+    kill_all(handle, tree, killed).await
+}
+
+/// Kills the whole tree of a process that did not end in time.
+async fn kill_all(
+    handle: &ProcessHandle,
+    tree: Option<&ProcessTree>,
+    killed: &mut KilledProcesses,
+) -> Result<Option<i32>, OpReply> {
     let (pid, of_main) = (handle.identity.pid, name(handle.identity.pid));
     killed.extend(kill_tree(handle, tree).await);
     killed.add(pid, of_main);

@@ -8,9 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
 use tracing::info;
 
+use super::ending::named_signal;
 use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
@@ -29,6 +31,24 @@ use crate::model::{AutoType, Field, Monitor, Spec, live_after_registration};
 
 /// Maximum wait for a process of the launch that has not called `execve` or written its pid file, beyond the start check.
 pub(super) const START_GRACE: Duration = Duration::from_secs(2);
+
+/// Time in which a process ends that does not handle the signal of a reload.
+const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
+
+/// How a process is reloaded.
+enum ReloadBy {
+    Command(String),
+    Signal(Signal),
+}
+
+impl ReloadBy {
+    fn field(&self) -> &'static str {
+        match self {
+            ReloadBy::Command(_) => "reload_cmd",
+            ReloadBy::Signal(_) => "reload_signal",
+        }
+    }
+}
 
 /// The launch that a command of the instance belongs to.
 struct CommandContext {
@@ -115,7 +135,7 @@ impl InstanceTask {
         context: &CommandContext,
     ) -> OpReply {
         match self.run_replacing_command(owned, command, record, context).await {
-            Err(why) => return failed(AgentError::from(why)),
+            Err(why) => return failed(why),
             Ok(CommandExit::Success) => {}
             Ok(CommandExit::Failure(code, output)) => {
                 return failed(format!("restart_cmd ended with {code}: {output}"));
@@ -145,8 +165,12 @@ impl InstanceTask {
         if !self.is_running() && !may_have_replaced {
             return self.not_running(owned).await;
         }
-        let Some(command) = owned.spec.control.reload_cmd.clone() else {
-            return failed("the spec has no reload_cmd");
+        let control = &owned.spec.control;
+        let signal = control.reload_signal.as_deref().and_then(named_signal);
+        let how = match (control.reload_cmd.clone(), signal) {
+            (Some(command), _) => ReloadBy::Command(command),
+            (None, Some(signal)) => ReloadBy::Signal(signal),
+            (None, None) => return failed("the spec has no reload_cmd"),
         };
         if let Err(reply) = self.write_pending().await {
             return reply;
@@ -156,14 +180,22 @@ impl InstanceTask {
             Err(why) => return failed(AgentError::from(why)),
         };
         let context = self.command_context(&owned.spec);
-        let record = Some(command_id(op_id, "reload"));
-        let reply = match self.run_replacing_command(owned, &command, record, &context).await {
+        let ran = match &how {
+            ReloadBy::Command(command) => {
+                let record = Some(command_id(op_id, "reload"));
+                self.run_replacing_command(owned, command, record, &context).await
+            }
+            ReloadBy::Signal(signal) => self.send_reload_signal(*signal).await,
+        };
+        let reply = match ran {
             Err(why) => failed(why),
             Ok(CommandExit::Failure(code, output)) => {
                 failed(format!("reload_cmd ended with {code}: {output}"))
             }
             Ok(CommandExit::TimedOut(output)) => failed(format!("reload_cmd timed out: {output}")),
-            Ok(CommandExit::Success) => self.finish_reload(owned, takes, &rights, &context).await,
+            Ok(CommandExit::Success) => {
+                self.finish_reload(owned, takes, how.field(), &rights, &context).await
+            }
         };
         // A successor whose pid file comes late may be in the group: only an empty one is removed.
         if let Some(group) = context.group.filter(|_| context.is_new) {
@@ -172,11 +204,24 @@ impl InstanceTask {
         reply
     }
 
-    /// Takes over the successor that a reload_cmd left in place of the main process, and records the reloaded fields.
+    /// Signals the main process, and gives it time to end: one that does not handle the signal ends at once. A resumed
+    /// reload sends the signal again, since nothing tells whether it arrived.
+    async fn send_reload_signal(&mut self, signal: Signal) -> Result<CommandExit, AgentError> {
+        if let Some(handle) = &self.handle {
+            let _ = handle.signal(signal);
+            failpoint::point("reload-signalled");
+            let _ = timeout(SIGNAL_SETTLE, handle.wait_exit()).await;
+        }
+        Ok(CommandExit::Success)
+    }
+
+    /// Takes over the successor that a reload left in place of the main process, and records the reloaded fields. `by`: the
+    /// field that states how to reload.
     async fn finish_reload(
         &mut self,
         owned: &OwnedSpec,
         takes: Option<&[String]>,
+        by: &str,
         rights: &Rights,
         context: &CommandContext,
     ) -> OpReply {
@@ -196,14 +241,13 @@ impl InstanceTask {
         match successor {
             Ok((handle, proof)) => {
                 let (old, new) = (before.0, handle.identity.pid);
-                info!(instance = %self.key, old, new, "reload_cmd replaced the process");
-                reply.1 =
-                    format!("success; the pid changed from {old} to {new}: reload_cmd replaced the process");
+                info!(instance = %self.key, old, new, "{by} replaced the process");
+                reply.1 = format!("success; the pid changed from {old} to {new}: {by} replaced the process");
                 self.take_over(handle, live, proof, context);
                 failpoint::point("handed-over");
             }
             Err(why) if has_ended => {
-                let message = format!("process ended during reload_cmd, and has no successor: {why}");
+                let message = format!("process ended during {by}, and has no successor: {why}");
                 return (RowCode::CHECK_FAILED, message);
             }
             Err(_) => {

@@ -11,6 +11,7 @@ use tracing::warn;
 use tokio::task::JoinHandle;
 
 use super::InstanceTask;
+use super::ending::stop_signal;
 use crate::agent::checks::{self, CheckResult, FileSums};
 use crate::agent::health::{HealthFailure, HealthSettings, HealthState};
 use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_limited, limit};
@@ -74,7 +75,8 @@ impl InstanceTask {
         let pooled = self.shared.pools.report_usage(&self.key, (share, cpu, mem), Instant::now());
         let Some(why) = excess.map(|excess| format!("process was {excess}")).or(pooled) else { return };
         warn!(instance = %self.key, %why, "stopping process: resource limit exceeded");
-        let reply = self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM, None).await;
+        let signal = stop_signal(&live.spec);
+        let reply = self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, None).await;
         if reply.0 != RowCode::DONE && self.is_running() {
             // A stop_cmd that fails must not let the process keep its resources.
             let _ = self.stop_process(&live, None, Signal::KILL, None).await;

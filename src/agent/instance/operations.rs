@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use super::adoption::not_owned;
+use super::ending::stop_signal;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
@@ -189,7 +188,8 @@ impl InstanceTask {
                 return failed(format!("not restarted: cannot write the agent's store: {error}"));
             }
             let stop = live.spec.control.stop_cmd.as_deref();
-            let reply = self.stop_process(&live, stop, Signal::TERM, op_id.as_deref()).await;
+            let signal = stop_signal(&live.spec);
+            let reply = self.stop_process(&live, stop, signal, op_id.as_deref()).await;
             if reply.0 != RowCode::DONE {
                 return reply;
             }
