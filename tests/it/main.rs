@@ -47,6 +47,7 @@ mod ownership;
 mod permissions;
 mod plan;
 mod planner;
+mod platform_clients;
 mod platform_state;
 mod process_tree;
 mod properties;

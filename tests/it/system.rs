@@ -107,11 +107,17 @@ impl System {
     }
 
     pub fn begin(&self, name: &str, op: i64, spec: &Value) -> Value {
+        self.begin_with("", name, op, spec)
+    }
+
+    /// The same with further headers.
+    fn begin_with(&self, headers: &str, name: &str, op: i64, spec: &Value) -> Value {
         let mut body = json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": op});
         if !spec.is_null() {
             body["spec"] = spec.clone();
         }
-        let answer = self.server.gse("operate_proc", body);
+        let path = "/api/c/compapi/v2/gse/operate_proc/";
+        let answer = self.server.call_with("POST", path, headers, body);
         assert_eq!(answer["result"], true, "{answer}");
         answer["data"]["task_id"].clone()
     }
@@ -129,6 +135,14 @@ impl System {
 
     pub fn operate(&self, name: &str, op: i64, spec: &Value) -> (i64, String) {
         let row = self.row(name, &self.begin(name, op, spec));
+        (row["error_code"].as_i64().expect("a code"), row["error_msg"].as_str().expect("text").to_owned())
+    }
+
+    /// The same as Abide's planner sends it: with the header of its calls.
+    pub fn operate_as_planner(&self, name: &str, op: i64, spec: &Value) -> (i64, String) {
+        static CALLS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let call = CALLS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let row = self.row(name, &self.begin_with(&format!("X-Abide-Op: call-{call}\r\n"), name, op, spec));
         (row["error_code"].as_i64().expect("a code"), row["error_msg"].as_str().expect("text").to_owned())
     }
 
