@@ -109,15 +109,25 @@ impl<S: Store> Gateway<S> {
         Ok(rows)
     }
 
+    /// get_process_group_info: one row per group. The groups belong to the namespace, so name and labels are the caller's.
     pub async fn groups(&self, request: &ProcRequest) -> Result<Value, ApiError> {
         let namespace = namespace(request)?;
+        let name = request.meta.name.as_deref().unwrap_or_default();
+        let labels = request.meta.labels.iter().flatten();
         let mut infos = Vec::new();
         for host in request.targets()? {
             let Some(entry) = self.store.get(&format!("group/{namespace}/{}", host.key)).await? else {
                 continue;
             };
-            let groups: Value = entry.decode()?;
-            infos.push(json!({"meta": {"namespace": namespace}, "host": host_value(&host.key), "process_group": groups}));
+            let groups: Vec<Value> = entry.decode()?;
+            let labels: Map<String, Value> =
+                labels.clone().map(|(name, value)| (name.clone(), value.to_string().into())).collect();
+            let meta = json!({"namespace": namespace, "name": name, "labels": labels});
+            let mut place = host_value(&host.key);
+            place["bk_supplier_id"] = json!(host.supplier.unwrap_or(0));
+            infos.extend(groups.iter().map(
+                |group| json!({"meta": meta, "host": place, "id": group["id"], "resource": group["resource"]}),
+            ));
         }
         Ok(json!({"process_group_infos": infos}))
     }

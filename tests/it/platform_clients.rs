@@ -1,9 +1,12 @@
 //! Clients of the platform: their requests, byte for byte, against a real gateway and agent.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
+use crate::server::Server;
 use crate::support::until;
-use crate::system::{System, is_alive, kill, lines};
+use crate::system::{APPS, System, is_alive, kill, lines};
 
 const START: i64 = 0;
 const STOP: i64 = 1;
@@ -105,4 +108,65 @@ fn a_reload_by_a_restart_script_leaves_one_supervised_process() {
         })
         .collect();
     assert_eq!(running, [third]);
+}
+
+/// The start of a task without an agent, and its id.
+fn job_task(server: &Server) -> String {
+    let process = json!({"setup_path": "/opt/p", "proc_name": "p", "pid_path": "/run/p.pid", "type": 1,
+        "ip_list": [{"bk_cloud_id": "0", "ip": "10.0.0.1"}]});
+    let body = json!({"bk_biz_id": 2, "op_type": 0, "process_infos": [process]});
+    let answer = server.call("POST", "/api/c/compapi/v2/job/operate_process/", body);
+    answer["data"]["bk_gse_taskid"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+fn gateway() -> (Server, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let patience = Duration::from_millis(1);
+    let server = Server::start(&folder.path().join("store.db"), patience, APPS, "");
+    (server, folder)
+}
+
+#[test]
+fn the_result_of_a_job_task_is_read_with_get() {
+    let (server, _folder) = gateway();
+    let id = job_task(&server).replace(':', "%3A");
+    let secret = "bk_app_code=all&bk_app_secret=s3cret&bk_username=admin";
+    for (path, expected) in [
+        (format!("job/get_proc_result?bk_biz_id=2&bk_gse_taskid={id}&{secret}"), true),
+        (format!("jobv3/get_proc_result/?bk_scope_type=biz&bk_scope_id=2&bk_gse_taskid={id}&{secret}"), true),
+        (format!("job/get_proc_result?bk_biz_id=2&{secret}"), false),
+        (format!("job/get_proc_result?bk_gse_taskid={id}"), false),
+        (format!("job/get_proc_result?bk_gse_taskid={id}&bk_app_code=all&bk_app_secret=wrong"), false),
+    ] {
+        let (_, text) = server.send("GET", &format!("/api/c/compapi/v2/{path}"), "", b"");
+        let answer: Value =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{path}: {error}: {text}"));
+        assert_eq!(answer["result"], expected, "{path}: {text}");
+        assert!(!expected || answer["data"]["result"]["/opt/p/p:0:10.0.0.1"].is_object(), "{path}: {text}");
+        assert!(!text.contains("s3cret"), "{text}");
+    }
+    // By header, and with POST as well.
+    let header = "X-Bkapi-Authorization: {\"bk_app_code\":\"all\",\"bk_app_secret\":\"s3cret\"}\r\n";
+    for method in ["GET", "POST"] {
+        let path = format!("/api/c/compapi/v2/job/get_proc_result?bk_biz_id=2&bk_gse_taskid={id}");
+        let (_, text) = server.send(method, &path, header, b"");
+        assert!(text.contains("/opt/p/p:0:10.0.0.1"), "{method}: {text}");
+    }
+}
+
+#[test]
+fn a_process_group_is_a_row_of_the_published_shape() {
+    let (server, _folder) = gateway();
+    let hosts = json!([{"ip": "10.0.0.1", "bk_cloud_id": "0", "bk_supplier_id": 3}]);
+    let pool =
+        json!({"cpu_pool_limit": 10.0, "mem_pool_limit": 20.0, "cpu_pool_weight": 0, "mem_pool_weight": 1});
+    let groups = json!([{"id": 1, "resource": pool}, {"id": 2, "resource": {"cpu_pool_limit": 5.0}}]);
+    let set = json!({"meta": {"namespace": "web"}, "hosts": hosts, "spec": {"process_group": groups}});
+    assert_eq!(server.gse("set_process_group_info", set)["result"], true);
+    let meta = json!({"namespace": "web", "name": "p", "labels": {"set": "3"}});
+    let answer = server.gse("get_process_group_info", json!({"meta": meta, "hosts": hosts}));
+    let host = json!({"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 3});
+    let row = |id: u64, resource: Value| json!({"meta": meta, "host": host, "id": id, "resource": resource});
+    let expected = json!([row(1, pool), row(2, json!({"cpu_pool_limit": 5.0}))]);
+    assert_eq!(answer["data"]["process_group_infos"], expected);
 }
