@@ -92,6 +92,10 @@ pub struct OpRequest {
     /// The fields that take effect with a reload; `None`: the fields with effect Reload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
+    /// Restart only, set for callers other than Abide's planner: a stopped process is started as well, and the process is
+    /// supervised afterwards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supervises: bool,
     pub owner: Option<String>,
     pub generation: Option<u64>,
     /// For older agents, which compare it with their own wall clock: milliseconds since 1970 by the gateway's.

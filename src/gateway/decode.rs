@@ -1,10 +1,13 @@
 //! Request decoding: JSON bodies and query parameters, with error messages that quote no values.
 
+use axum::body::Bytes;
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::ApiError;
+use super::routes::ApiCall;
 
 /// Parses the body as JSON regardless of its Content-Type. An empty body is an empty object.
 pub(super) fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
@@ -52,6 +55,17 @@ pub(super) fn describe_json_error(error: &serde_json::Error) -> String {
         Some(_) | None => return format!("a field has an invalid value{at}"),
     };
     format!("a field has the wrong type: expected {kind}{at}")
+}
+
+/// The body of a query that JOB publishes with GET: fields that the body lacks come from the query string, also credentials.
+/// No log contains the query string.
+pub(super) fn with_query(call: ApiCall, parts: &Parts, body: Bytes) -> Result<Bytes, ApiError> {
+    let Some(query) = parts.uri.query().filter(|_| call == ApiCall::JobResult) else { return Ok(body) };
+    let mut fields: serde_json::Map<String, Value> = parse_body(&body)?;
+    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        fields.entry(percent_decode(name)).or_insert_with(|| Value::String(percent_decode(value)));
+    }
+    Ok(serde_json::to_vec(&fields)?.into())
 }
 
 pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {

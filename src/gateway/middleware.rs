@@ -18,7 +18,7 @@ use serde_json::Value;
 use tracing::info;
 
 use super::auth::{App, Authenticator, CallerIdentity, Credentials, bearer, body_credentials, identify};
-use super::decode::{describe_json_error, numeric_parameter, parameter, parse_body};
+use super::decode::{describe_json_error, numeric_parameter, parameter, parse_body, with_query};
 use super::handlers::handle;
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
 use super::{ApiError, Gateway};
@@ -196,6 +196,7 @@ async fn respond<S: Store>(
         log.who = "agent".to_owned();
         return agent(shared, log, parts, &bytes).await;
     }
+    let bytes = with_query(call, parts, bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let credentials: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let app = match identity {
         CallerIdentity::App(app) => app,

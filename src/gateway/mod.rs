@@ -173,6 +173,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Whether the call is from one of Abide's own clients, which send these headers with every change.
+    fn is_abide(&self) -> bool {
+        self.op.is_some() || self.generation.is_some()
+    }
+
     fn may_see(&self, namespace: &str) -> bool {
         self.sees.iter().any(|pattern| crate::model::glob(pattern, namespace))
     }

@@ -138,6 +138,7 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
         ApiCall::Processes | ApiCall::Watch => FILTERS,
         ApiCall::Hosts => &[("brief", "if set, omit the number of processes")],
         ApiCall::Stream => &[("session", "session id of join"), ("after", "the last received seq")],
+        ApiCall::JobResult => &[("bk_gse_taskid", "task id; every field of the body may be in the query")],
         ApiCall::Tell => &[("session", "session id of join")],
         _ => &[],
     }

@@ -321,6 +321,8 @@ fn task_item(
     caller: &Caller,
 ) -> TaskItem {
     let owner = caller.owner.clone().or_else(|| held.as_ref().and_then(|held| held.owner.clone()));
+    // Abide's planner counts on supervision as it was; other clients expect a restart to supervise.
+    let supervises = op == Some(AgentOp::Restart) && !caller.is_abide();
     TaskItem {
         op,
         instance,
@@ -332,5 +334,6 @@ fn task_item(
         refused,
         written: None,
         takes: None,
+        supervises,
     }
 }

@@ -187,6 +187,9 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/procapi/v1/proc/syncstatus", ApiCall::Sync),
     ("POST", "/procapi/v1/proc/groupinfo", ApiCall::SetGroups),
     ("GET", "/procapi/v1/proc/groupinfo", ApiCall::Groups),
+    // JOB publishes this query with GET; the fields are in the query string.
+    ("GET", "/api/c/compapi/v2/job/get_proc_result", ApiCall::JobResult),
+    ("GET", "/api/c/compapi/v2/jobv3/get_proc_result", ApiCall::JobResult),
     ("POST", "/api/v2/cluster/list_agent_state", ApiCall::Agents { by_id: true }),
     ("GET", "/api/abide/v1/processes", ApiCall::Processes),
     ("GET", "/api/abide/v1/processes/watch", ApiCall::Watch),

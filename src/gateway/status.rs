@@ -14,8 +14,8 @@ use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{
-    AgentState, AgentStatus, GroupData, GroupInfo, GroupMeta, HostAddress, Row, Rows, StatusData, StatusHost,
-    StatusMeta, StatusRow,
+    AgentState, AgentStatus, GroupData, GroupHost, GroupInfo, GroupMeta, HostAddress, Row, Rows, StatusData,
+    StatusHost, StatusMeta, StatusRow,
 };
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
 use crate::store::{Entry, Outcome, Store, Txn, keys};
@@ -112,18 +112,27 @@ impl<S: Store> Gateway<S> {
         Ok(rows)
     }
 
+    /// get_process_group_info: one row per group. The groups belong to the namespace, so name and labels are the caller's.
     pub async fn groups(&self, request: &ProcRequest) -> Result<GroupData, ApiError> {
         let namespace = namespace(request)?;
+        let name = request.meta.name.as_deref().unwrap_or_default();
+        let labels = request.meta.labels.iter().flatten();
         let mut infos = Vec::new();
         for host in request.targets()? {
             let Some(entry) = self.store.get(&keys::group(namespace.as_str(), &host.key)).await? else {
                 continue;
             };
-            infos.push(GroupInfo {
-                meta: GroupMeta { namespace: namespace.to_string() },
-                host: host_address(&host.key),
-                process_group: entry.decode()?,
-            });
+            let labels = labels.clone().map(|(name, value)| (name.clone(), value.to_string())).collect();
+            let meta = GroupMeta { namespace: namespace.to_string(), name: name.to_owned(), labels };
+            let group_host =
+                GroupHost { address: host_address(&host.key), bk_supplier_id: host.supplier.unwrap_or(0) };
+            let groups: Vec<Value> = entry.decode()?;
+            infos.extend(groups.into_iter().map(|mut group| GroupInfo {
+                meta: meta.clone(),
+                host: group_host.clone(),
+                id: group["id"].take(),
+                resource: group["resource"].take(),
+            }));
         }
         Ok(GroupData { process_group_infos: infos })
     }

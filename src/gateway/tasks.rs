@@ -79,6 +79,9 @@ pub struct TaskItem {
     /// Reload only: the fields that take effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
+    /// Restart only: starts a stopped process as well, and supervises it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supervises: bool,
     /// Index of its spec in the stored task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<usize>,
@@ -194,6 +197,7 @@ impl GatewayTask {
             op: item.op.clone()?,
             spec: item.held.clone(),
             takes: item.takes.clone(),
+            supervises: item.supervises,
             owner: item.owner.clone(),
             generation: item.generation,
             deadline,

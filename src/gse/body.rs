@@ -70,12 +70,8 @@ fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>
     };
     let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});
     match (dialect, host.supplier) {
-        (Dialect::GseV1, Some(supplier)) => value["bk_supplier_id"] = json!(supplier),
-        (Dialect::GseV1, None) => losses.push(Loss::new(
-            subject,
-            format!("bk_supplier_id of {}", host.key),
-            "gse-v1 requires it, but it is unset",
-        )),
+        // Required there; 0 is its default.
+        (Dialect::GseV1, supplier) => value["bk_supplier_id"] = json!(supplier.unwrap_or(0)),
         (_, Some(_)) => losses.push(Loss::new(
             subject,
             format!("bk_supplier_id of {}", host.key),

@@ -97,7 +97,9 @@ pub struct MetaWire {
 pub struct HostWire {
     #[serde(deserialize_with = "loose_text")]
     pub ip: Option<String>,
+    #[serde(deserialize_with = "loose_number")]
     pub bk_cloud_id: Option<u64>,
+    #[serde(deserialize_with = "loose_number")]
     pub bk_supplier_id: Option<u64>,
     #[serde(deserialize_with = "loose_text")]
     pub bk_agent_id: Option<String>,
@@ -250,6 +252,18 @@ fn loose_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::E
             return Err(serde::de::Error::custom(format!("expected a text, found {}", kind(&other))));
         }
     })
+}
+
+/// A whole number, or a text of its digits. An empty text is unset.
+pub(super) fn loose_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let wrong = || serde::de::Error::custom("invalid value, expected u64");
+    match Value::deserialize(from)? {
+        Value::Null => Ok(None),
+        Value::String(text) if text.is_empty() => Ok(None),
+        Value::String(text) => text.parse().map(Some).map_err(|_| wrong()),
+        Value::Number(number) => number.as_u64().map(Some).ok_or_else(wrong),
+        Value::Bool(_) | Value::Array(_) | Value::Object(_) => Err(wrong()),
+    }
 }
 
 fn kind(value: &Value) -> &'static str {

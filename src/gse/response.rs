@@ -180,14 +180,24 @@ pub struct GroupData {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupInfo {
     pub meta: GroupMeta,
-    pub host: HostAddress,
+    pub host: GroupHost,
     /// As it was set.
-    pub process_group: Value,
+    pub id: Value,
+    pub resource: Value,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupHost {
+    #[serde(flatten)]
+    pub address: HostAddress,
+    pub bk_supplier_id: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupMeta {
     pub namespace: String,
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
 }
 
 /// One host in the response of list_agent_state.

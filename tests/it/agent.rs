@@ -62,7 +62,7 @@ fn each_operation_reports_its_state_and_code() {
     assert_eq!((system.facts("s"), is_alive(second)), ((true, false, false), false));
     assert!(!system.path("run/s.pid").exists());
     assert_eq!(system.operate("s", 1, &spec).0, 829, "it does not run");
-    assert_eq!(system.operate("s", 7, &spec).0, 829);
+    assert_eq!(system.operate_as_planner("s", 7, &spec).0, 829);
     // Kill, of one that does not listen.
     spec["control"]["start_cmd"] = json!("trap '' TERM; echo up >> trapped; while :; do sleep 1; done");
     assert_eq!(system.operate("s", 0, &spec).0, 0);

@@ -184,7 +184,7 @@ fn each_operation_has_the_effect_the_planner_expects() {
                 op => {
                     let number = ["start", "stop", "", "host", "unhost", "", "", "restart", "reload", "kill"];
                     let number = number.iter().position(|word| *word == op).expect("an operation");
-                    system.operate(&name, number as i64, &spec).0
+                    system.operate_as_planner(&name, number as i64, &spec).0
                 }
             }
         };

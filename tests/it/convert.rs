@@ -159,15 +159,8 @@ fn unsupported_fields_are_listed_and_refused_with_strict() {
     for (dialect, unsaid, said) in [
         (
             "gse-v1",
-            &[
-                "monitor_policy.op_timeout",
-                "env",
-                "control.start_mode",
-                "job.func_id",
-                "protect",
-                "bk_supplier_id",
-            ][..],
-            &["resource", "version_cmd"][..],
+            &["monitor_policy.op_timeout", "env", "control.start_mode", "job.func_id", "protect"][..],
+            &["resource", "version_cmd", "bk_supplier_id"][..],
         ),
         (
             "gse-v2",

@@ -246,7 +246,7 @@ fn groups_are_stored_and_agents_are_listed() {
         0
     );
     let told = it.server.gse("get_process_group_info", set);
-    assert_eq!(told["data"]["process_group_infos"][0]["process_group"], groups);
+    assert_eq!(told["data"]["process_group_infos"][0]["resource"], groups[0]["resource"]);
     let states = it.server.gse("get_agent_status", json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}]}));
     assert_eq!(states["data"]["0:10.0.0.1"]["bk_agent_alive"], 0);
     let states =

@@ -49,6 +49,7 @@ mod ownership;
 mod permissions;
 mod plan;
 mod planner;
+mod platform_clients;
 mod platform_state;
 mod process_tree;
 mod process_tree_crash;

@@ -329,7 +329,7 @@ impl InstanceTask {
             AgentOp::Start => self.start(&owned, op_id).await,
             AgentOp::Stop => self.stop(&owned, &request.op_id).await,
             AgentOp::Kill => self.kill(&owned, &request.op_id).await,
-            AgentOp::Restart => self.restart(&owned, op_id).await,
+            AgentOp::Restart => self.restart(&owned, op_id, request.supervises).await,
             AgentOp::Reload => self.reload(&owned, request.takes.as_deref(), &request.op_id).await,
             AgentOp::Host => self.supervise(owned).await,
             AgentOp::Unhost => {

@@ -156,26 +156,63 @@ impl InstanceTask {
         (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s", time.as_secs()))
     }
 
-    pub(super) async fn restart(&mut self, owned: &OwnedSpec, op_id: Option<String>) -> OpReply {
+    /// Restarts the process. `supervises`: a stopped process is started as well, and the process is supervised afterwards.
+    pub(super) async fn restart(
+        &mut self,
+        owned: &OwnedSpec,
+        op_id: Option<String>,
+        supervises: bool,
+    ) -> OpReply {
+        let reply = self.restart_or_start(owned, op_id, supervises).await;
+        if reply.0 == RowCode::DONE {
+            self.state.given = Some(owned.clone());
+            self.state.hosted |= supervises;
+        }
+        reply
+    }
+
+    async fn restart_or_start(
+        &mut self,
+        owned: &OwnedSpec,
+        op_id: Option<String>,
+        supervises: bool,
+    ) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
             let reply = self.check_after_launch(owned).await;
-            match reply.0 {
-                RowCode::DONE => self.state.given = Some(owned.clone()),
-                _ => self.launch_failed = true,
-            }
+            self.launch_failed = reply.0 != RowCode::DONE;
             return reply;
         }
         let is_stopped = self.ended_by(op_id.as_deref());
-        if !self.is_running() && !is_stopped {
+        let is_continued = self.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
+        if supervises
+            && !is_stopped
+            && !is_continued
+            && let Err(why) = self.reclaim_orphan(owned).await
+        {
+            return failed(format!("nothing was restarted: {why}"));
+        }
+        let is_down = !self.is_running() && !is_stopped;
+        if is_down && !supervises {
             return self.not_running(owned).await;
         }
-        let daemon = owned.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
-        if let (true, Some(command)) = (daemon, &owned.spec.control.restart_cmd) {
-            let reply = self.restart_with_command(owned, command, op_id.as_deref()).await;
-            if reply.0 == RowCode::DONE {
-                self.state.given = Some(owned.clone());
+        let spec = &owned.spec;
+        let daemon = spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
+        // A one-shot or scheduled run that is down has no pid file to wait for.
+        let by_command = daemon && (!is_down || spec.monitor.auto_type == AutoType::Resident);
+        if let (true, Some(command)) = (by_command, &spec.control.restart_cmd) {
+            if is_down {
+                match self.foreign_pid(owned).await {
+                    Ok(None) => self.series = RestartSeries::default(),
+                    Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
+                    Err(why) => return failed(format!("nothing was restarted: {why}")),
+                }
             }
+            let reply = self.restart_with_command(owned, command, op_id.as_deref()).await;
+            self.launch_failed = is_down && reply.0 != RowCode::DONE;
             return reply;
+        }
+        if is_down {
+            return self.start(owned, op_id).await;
         }
         let live = self.state.run.as_ref().map_or_else(|| owned.clone(), |run| run.live.clone());
         if is_stopped {
@@ -196,12 +233,9 @@ impl InstanceTask {
             failpoint::point("down");
         }
         let (given, reply) = (self.state.given.clone(), self.launch(owned, op_id, true).await);
-        match reply.0 {
-            RowCode::DONE => self.state.given = Some(owned.clone()),
-            _ => {
-                self.state.given = given;
-                self.launch_failed = true;
-            }
+        if reply.0 != RowCode::DONE {
+            self.state.given = given;
+            self.launch_failed = true;
         }
         reply
     }

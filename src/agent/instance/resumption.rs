@@ -114,7 +114,7 @@ impl InstanceTask {
                 Some((RowCode::CHECK_FAILED, message))
             }
             AgentOp::Start | AgentOp::Restart if launched => {
-                self.state.hosted |= request.op == AgentOp::Start;
+                self.state.hosted |= request.op == AgentOp::Start || request.supervises;
                 self.state.given = Some(live);
                 Some(match &self.state.unknown_run {
                     Some(_) => super::failed(self.state.message.clone()),

@@ -275,10 +275,9 @@ impl Wire {
     fn host(&self, host: &Host) -> Value {
         let HostKey::Address { cloud, ip } = &host.key else { return json!({"bk_agent_id": agent_id(host)}) };
         let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});
-        if self.dialect == Dialect::GseV1
-            && let Some(supplier) = host.supplier.or(self.supplier)
-        {
-            value["bk_supplier_id"] = json!(supplier);
+        // Required there; 0 is its default.
+        if self.dialect == Dialect::GseV1 {
+            value["bk_supplier_id"] = json!(host.supplier.or(self.supplier).unwrap_or(0));
         }
         value
     }

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::request::loose_number;
 use super::{Dialect, Loss, Subject};
 use crate::model::{
     AutoType, Control, Field, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
@@ -106,8 +107,14 @@ impl Serialize for Limit {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobHost {
+    #[serde(deserialize_with = "cloud_id")]
     pub bk_cloud_id: u64,
     pub ip: String,
+}
+
+/// A number, or a text of its digits.
+fn cloud_id<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    loose_number(from)?.ok_or_else(|| serde::de::Error::missing_field("bk_cloud_id"))
 }
 
 impl JobBody {
