@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 
 use crate::model::{
     AbsoluteLimits, AutoType, ConfigFile, Control, EnvValue, HealthCheck, Hooks, Host, HostKey, Identity,
-    Job, LogRotation, Monitor, Percent, ProcessKey, Resource, RestartRule, Sandbox, Secret, Spec, StartMode,
-    signal_number,
+    Job, LogRotation, Monitor, Percent, ProcessKey, Resource, RestartRule, Sandbox, Secret, Spec,
+    SpecSection, StartMode, signal_number,
 };
 
 /// An invalid request: the field, and what is wrong with it.
@@ -411,6 +411,7 @@ impl SpecWire {
         };
         let start_mode = start_mode(control.start_mode.as_deref())?;
         let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
+        self.refuse_reserved()?;
         Ok(Spec {
             labels: BTreeMap::new(),
             identity: self.required_identity()?,
@@ -466,6 +467,24 @@ impl SpecWire {
             sandbox: self.sandbox.clone().unwrap_or_default(),
             hooks: self.hooks.clone().unwrap_or_default(),
         })
+    }
+}
+
+impl SpecWire {
+    /// Refuses fields that the agent does not act on: a restriction must not be ignored silently.
+    fn refuse_reserved(&self) -> Result<(), RequestError> {
+        let reserved = [
+            ("spec.restart", self.restart.as_ref().is_some_and(SpecSection::is_set)),
+            ("spec.log", self.log.as_ref().is_some_and(SpecSection::is_set)),
+            ("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set)),
+            ("spec.env_file", self.env_file.is_some()),
+            ("spec.sandbox", self.sandbox.as_ref().is_some_and(SpecSection::is_set)),
+            ("spec.hooks", self.hooks.as_ref().is_some_and(SpecSection::is_set)),
+        ];
+        match reserved.into_iter().find(|(_, is_set)| *is_set) {
+            Some((field, _)) => Err(RequestError::new(field, "is not supported by this version")),
+            None => Ok(()),
+        }
     }
 }
 

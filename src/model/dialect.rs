@@ -32,6 +32,10 @@ impl Dialect {
         }
     }
 
+    /// Fields of the syntax that no target acts on yet. An instance that sets one that changes its process is held.
+    pub const RESERVED: [Field; 6] =
+        [Field::Restart, Field::Log, Field::Limits, Field::EnvFile, Field::Sandbox, Field::Hooks];
+
     /// Whether the dialect can transmit the field.
     pub fn supports(self, field: Field) -> bool {
         let (v1, v2, apigw, job) = match field {
@@ -87,7 +91,7 @@ impl Dialect {
             Dialect::GseV2 => v2,
             Dialect::GseApigw => apigw,
             Dialect::Job => job,
-            Dialect::Abide => true,
+            Dialect::Abide => !Dialect::RESERVED.contains(&field),
         }
     }
 
