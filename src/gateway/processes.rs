@@ -157,6 +157,9 @@ impl<S: Store> Gateway<S> {
             "mem": report.map_or(0.0, |report| report.mem),
             "config": report.map_or(json!({}), |report| report.config.iter().map(|(path, state)| (path.clone(), json!(state))).collect()),
         });
+        if report.is_some_and(|report| report.completed) {
+            row["completed"] = json!(true);
+        }
         if whole {
             let labels = &given.spec.labels;
             // Clients without support for redacted specs compare revisions.

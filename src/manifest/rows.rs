@@ -38,6 +38,8 @@ struct Row<'a> {
     hosted: Option<bool>,
     #[serde(default = "default_false")]
     running: Option<bool>,
+    #[serde(default)]
+    completed: bool,
     pid: Option<u32>,
     owner: Option<String>,
     revision: Option<SpecRevision>,
@@ -85,7 +87,7 @@ pub const ROW_FIELDS: [&str; 17] = [
 ];
 
 /// Additional fields that a row may have.
-const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+const EXTRA_FIELDS: [&str; 5] = ["spec", "live_spec", "ran", "unknown", "completed"];
 
 fn fields() -> impl Iterator<Item = &'static str> {
     ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
@@ -377,6 +379,7 @@ fn observed_instance(
         registered: row.registered,
         hosted: row.hosted,
         running: row.running,
+        completed: row.completed,
         labels,
         owner: owner.map(Arc::from),
         registered_spec,

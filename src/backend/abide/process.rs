@@ -22,6 +22,8 @@ pub(super) struct ProcessWire<'a> {
     registered: bool,
     hosted: bool,
     running: bool,
+    #[serde(default)]
+    completed: bool,
     pid: Option<u32>,
     owner: Option<String>,
     revision: Option<SpecRevision>,
@@ -84,6 +86,7 @@ impl ProcessWire<'_> {
             registered: Some(self.registered),
             hosted: Some(self.hosted),
             running: Some(self.running),
+            completed: self.completed,
             labels: self.labels.clone(),
             owner: self.owner.as_deref().map(Arc::from),
             registered_spec: given,
