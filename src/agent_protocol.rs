@@ -213,6 +213,9 @@ pub struct Report {
     /// The spec that the agent relaunches with; restores the registration at a gateway that lost its store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<OwnedSpec>,
+    /// The process ended as its restart policy allows: nothing relaunches it until its spec changes or it is started.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub completed: bool,
     pub pid: Option<u32>,
     /// The spec in effect in the running process; `None`: not running.
     pub live: Option<OwnedSpec>,

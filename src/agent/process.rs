@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -87,6 +88,8 @@ pub struct ProcessHandle {
     pub session: u32,
     /// The exit code, once the process has ended.
     exit: OnceLock<Option<i32>>,
+    /// The process was killed by a signal.
+    is_signalled: AtomicBool,
 }
 
 impl ProcessHandle {
@@ -104,11 +107,13 @@ impl ProcessHandle {
             return None;
         }
         let (fd, session, exit) = (register_fd(fd)?, stat.session, OnceLock::new());
+        let is_signalled = AtomicBool::new(false);
         reaper::claim(identity.pid, identity.started).then(|| ProcessHandle {
             fd,
             identity: identity.clone(),
             session,
             exit,
+            is_signalled,
         })
     }
 
@@ -129,7 +134,13 @@ impl ProcessHandle {
             return None;
         };
         // A launched process is the leader of its session.
-        Some(ProcessHandle { fd, identity, session: pid, exit: OnceLock::new() })
+        Some(ProcessHandle {
+            fd,
+            identity,
+            session: pid,
+            exit: OnceLock::new(),
+            is_signalled: AtomicBool::new(false),
+        })
     }
 
     /// Waits for the end of the process, and reaps it. Returns the exit code of a child of the agent; signal n is 128 + n.
@@ -147,10 +158,17 @@ impl ProcessHandle {
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
         let status = waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten();
+        let is_signalled = status.as_ref().is_some_and(|status| status.terminating_signal().is_some());
+        self.is_signalled.fetch_or(is_signalled, Ordering::Relaxed);
         let code = status.and_then(|status| {
             status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
         });
         *self.exit.get_or_init(|| code)
+    }
+
+    /// Whether a signal ended the process. Known once [`wait_exit`](Self::wait_exit) returned its code.
+    pub fn was_signalled(&self) -> bool {
+        self.is_signalled.load(Ordering::Relaxed)
     }
 
     /// Does the work, and reaps the process as soon as it ends: a script that waits with `kill -0` sees a process that was

@@ -1,12 +1,49 @@
 //! Restart policy of supervised processes: pure functions with time as a value.
 //!
-//! A process that ends is relaunched at once, then `start_interval` apart, up to `start_retries` times. Then it has failed:
+//! [`completion`] decides whether a process that ended is relaunched at all. If it is, it is relaunched at once, then
+//! `start_interval` apart, up to `start_retries` times. Then it has failed:
 //! that is reported, and relaunches back off exponentially, up to five minutes. A process that stays up long enough starts a
 //! new series. So a missing program cannot cause a busy loop, and a process that crashes rarely is relaunched at once.
 
 use std::time::Duration;
 
 use crate::backoff::BackoffPolicy;
+use serde::{Deserialize, Serialize};
+
+use crate::model::{RestartRule, RestartWhen};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessEnd {
+    Exited(i32),
+    /// Killed by a signal; the code is 128 + its number.
+    Signalled(i32),
+    /// The agent is not the parent of the process, so the kernel does not return its code.
+    Unknown,
+}
+
+/// The outcome of a process that its restart policy does not restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Completion {
+    Success,
+    Failure,
+}
+
+/// Whether a process that ended stays stopped. An unknown end counts as a failure.
+pub fn completion(rule: &RestartRule, end: ProcessEnd) -> Option<Completion> {
+    let is_success = match end {
+        ProcessEnd::Exited(code) => {
+            code == 0 || rule.success_codes.iter().any(|success| i32::from(*success) == code)
+        }
+        ProcessEnd::Signalled(_) | ProcessEnd::Unknown => false,
+    };
+    match (rule.policy, is_success) {
+        (RestartWhen::Always, _) | (RestartWhen::OnFailure, false) => None,
+        (RestartWhen::OnFailure | RestartWhen::Never, true) => Some(Completion::Success),
+        (RestartWhen::Never, false) => Some(Completion::Failure),
+    }
+}
 
 /// The parameters of the policy, from the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +163,20 @@ mod tests {
             now += up_ms;
         }
         all
+    }
+
+    #[test]
+    fn a_rule_decides_which_ends_are_final() {
+        let outcomes = |policy: RestartWhen| {
+            let rule = RestartRule { policy, attempts: None, success_codes: vec![3, 143] };
+            use ProcessEnd::{Exited, Signalled, Unknown};
+            [Exited(0), Exited(3), Exited(1), Exited(143), Signalled(143), Unknown]
+                .map(|end| completion(&rule, end))
+        };
+        let (success, failure) = (Some(Completion::Success), Some(Completion::Failure));
+        assert_eq!(outcomes(RestartWhen::Always), [None; 6]);
+        assert_eq!(outcomes(RestartWhen::OnFailure), [success, success, None, success, None, None]);
+        assert_eq!(outcomes(RestartWhen::Never), [success, success, failure, success, failure, failure]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::Cgroup;
 use super::process::{ProcessHandle, ProcessIdentity};
-use super::restart_policy::{Phase, RestartSeries};
+use super::restart_policy::{Completion, Phase, RestartSeries};
 use crate::agent_protocol::{OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn, keys};
@@ -47,6 +47,9 @@ pub struct InstanceState {
     /// Supervision was requested while the process was stopped: it begins with the next start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dormant: bool,
+    /// The process ended as its restart policy allows, and how. A start or another registered spec resets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completed: Option<Completion>,
     /// The operation of a one-shot run that began and whose outcome was not recorded. Only an explicit start repeats it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_run: Option<String>,

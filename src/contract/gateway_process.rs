@@ -27,6 +27,9 @@ pub struct GatewayProcess<S = Value> {
     pub registered: bool,
     pub hosted: bool,
     pub running: bool,
+    /// Present only if true: the process ended, and its restart policy leaves it stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub completed: bool,
     pub pid: Option<u32>,
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,

@@ -246,6 +246,8 @@ pub struct ObservedRow<'a> {
     pub hosted: Option<bool>,
     #[serde(default = "default_false")]
     pub running: Option<bool>,
+    #[serde(default)]
+    pub completed: bool,
     pub pid: Option<u32>,
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,

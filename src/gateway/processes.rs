@@ -142,6 +142,7 @@ impl<S: Store> Gateway<S> {
             registered: true,
             hosted,
             running: live.is_some(),
+            completed: report.is_some_and(|report| report.completed),
             pid: report.and_then(|report| report.pid),
             owner: given.owner.clone(),
             revision: given.revision,

@@ -474,7 +474,6 @@ impl SpecWire {
     /// Refuses fields that the agent does not act on: a restriction must not be ignored silently.
     fn refuse_reserved(&self) -> Result<(), RequestError> {
         let reserved = [
-            ("spec.restart", self.restart.as_ref().is_some_and(SpecSection::is_set)),
             ("spec.log", self.log.as_ref().is_some_and(SpecSection::is_set)),
             ("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set)),
             ("spec.env_file", self.env_file.is_some()),

@@ -318,6 +318,7 @@ fn observed_instance(
         registered: row.registered,
         hosted: row.hosted,
         running: row.running,
+        completed: row.completed,
         labels,
         owner: owner.map(Arc::from),
         registered_spec,

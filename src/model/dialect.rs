@@ -33,8 +33,8 @@ impl Dialect {
     }
 
     /// Fields of the syntax that no target acts on yet. An instance that sets one that changes its process is held.
-    pub const RESERVED: [Field; 6] =
-        [Field::Restart, Field::Log, Field::Limits, Field::EnvFile, Field::Sandbox, Field::Hooks];
+    pub const RESERVED: [Field; 5] =
+        [Field::Log, Field::Limits, Field::EnvFile, Field::Sandbox, Field::Hooks];
 
     /// Whether the dialect can transmit the field.
     pub fn supports(self, field: Field) -> bool {

@@ -27,6 +27,8 @@ pub struct ObservedInstance {
     pub registered: Option<bool>,
     pub hosted: Option<bool>,
     pub running: Option<bool>,
+    /// The process ended as its restart policy allows. With the wanted spec registered, it is not started again.
+    pub completed: bool,
     /// User labels, without the `abide_*` labels.
     pub labels: BTreeMap<String, String>,
     pub owner: Option<Arc<str>>,

@@ -156,7 +156,10 @@ pub fn assess(present: Present<'_>, target: &TargetSpec<'_>, caps: &Caps) -> Res
     Ok(Situation {
         given: held.then(|| given.unwrap_or(all)),
         hosted: present.hosted,
-        live: present.running.then(|| live.unwrap_or(all)),
+        live: match is_completed(present, given, goal) {
+            true => Some(Delta::default()),
+            false => present.running.then(|| live.unwrap_or(all)),
+        },
         ran: ran(present, given, live, target),
         old_known: (!held || known(&seen.registered_spec, given))
             && (!present.running || known(&seen.live, live)),
@@ -194,12 +197,21 @@ pub fn assess_adopted(
     Ok(Situation {
         given: held.then_some(Delta { register: true, ..Delta::default() }),
         hosted: present.hosted,
-        live: present.running.then(Delta::default),
+        live: (present.running || is_completed(present, given, target.goal)).then(Delta::default),
         ran: ran(present, given, live.or(Some(Delta::default())), target),
         old_known: true,
         stops: Stops { new: StopBy::of(target.spec), ..Stops::default() },
         identities_differ: false,
     })
+}
+
+/// Whether the process completed with the wanted spec. It then counts as running as wanted: a start would repeat its work.
+fn is_completed(present: Present<'_>, given: Option<Delta>, goal: Goal) -> bool {
+    present.seen().completed
+        && !present.running
+        && given == Some(Delta::default())
+        && goal.state.needs_start()
+        && goal.auto_type == AutoType::Resident
 }
 
 fn ran(
@@ -237,13 +249,15 @@ pub fn relaunching(present: Present<'_>, is: &Situation, target: &TargetSpec<'_>
         && is.given == Some(Delta::default())
         && seen.health != Health::Failed;
     let since = seen.since.filter(|_| agents)?;
-    relaunch_timeout(&target.spec.monitor).checked_sub(now.secs_since(since)).filter(|left| *left > 0)
+    relaunch_timeout(target.spec).checked_sub(now.secs_since(since)).filter(|left| *left > 0)
 }
 
 /// Duration of all start attempts, at least 10 s and at most 15 min.
-fn relaunch_timeout(monitor: &Monitor) -> u64 {
+fn relaunch_timeout(spec: &Spec) -> u64 {
+    let monitor = &spec.monitor;
     let interval = u64::from(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
-    let retries = u64::from(monitor.start_retries.unwrap_or(Monitor::START_RETRIES));
+    let retries =
+        u64::from(spec.restart.attempts.or(monitor.start_retries).unwrap_or(Monitor::START_RETRIES));
     let check = u64::from(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS));
     (interval * retries + check).clamp(10, 15 * 60)
 }

@@ -67,6 +67,7 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
         Op::Start => {
             register(&mut seen, &used);
             (seen.hosted, seen.running, seen.live) = (Some(true), Some(true), used);
+            seen.completed = false;
             seen.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
             seen.health = Health::Starting;
         }

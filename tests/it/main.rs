@@ -60,6 +60,7 @@ mod recovery;
 mod redaction;
 mod redirects;
 mod reference;
+mod restart_policy;
 mod retention;
 mod rollback;
 mod row_deadlines;

@@ -40,7 +40,8 @@ impl InstanceTask {
         }
         // Supervision of a stopped process begins with its next start.
         self.state.dormant |= !self.is_running() && !self.state.hosted;
-        (self.state.given, self.state.hosted, self.next) = (Some(owned), true, None);
+        self.register_given(Some(owned));
+        (self.state.hosted, self.next) = (true, None);
         self.register_live();
         done()
     }

@@ -7,12 +7,13 @@
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
 //! - [`monitor`]: resource usage, health, version and files of a running process.
-//! - [`restart`]: relaunches and scheduled runs.
+//! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
 //! - [`report`]: reports to the gateway, and the live status check.
 
 mod adoption;
 mod commands;
+mod completion;
 mod ending;
 mod handover;
 mod launch;
@@ -260,7 +261,8 @@ impl InstanceTask {
             InstanceCommand::SetSpec(spec) => {
                 let (given, changed) = *spec;
                 if changed > self.state.changed {
-                    (self.state.given, self.state.changed) = (given, changed);
+                    self.register_given(given);
+                    self.state.changed = changed;
                     self.next = None;
                     let is_live = self.register_live();
                     self.write(None).await;

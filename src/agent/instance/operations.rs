@@ -75,7 +75,12 @@ impl InstanceTask {
     /// is written: the relaunch does not belong to the operation.
     pub(super) async fn supervise_after_failure(&mut self) {
         let failed = std::mem::take(&mut self.launch_failed);
-        if failed && self.state.hosted && !self.state.dormant && !self.is_running() {
+        if failed
+            && self.state.hosted
+            && !self.state.dormant
+            && self.state.completed.is_none()
+            && !self.is_running()
+        {
             self.apply_restart_policy(RestartEvent::Ended { up_ms: 0 }).await;
         }
     }
@@ -115,7 +120,7 @@ impl InstanceTask {
         };
         failpoint::point("born");
         let LaunchIntent { incarnation, op_id: by, group, .. } = intent;
-        (self.state.dormant, self.state.unknown_run) = (false, None);
+        (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output });
@@ -151,7 +156,11 @@ impl InstanceTask {
     async fn stays_running(&mut self, time: Duration) -> OpReply {
         let Some(handle) = &self.handle else { return failed("process is gone") };
         let Ok(code) = tokio::time::timeout(time, handle.wait_exit()).await else { return done() };
+        let (end, live) = (self.process_end(code), self.state.run.as_ref().map(|run| run.live.clone()));
         self.record_exit(code).await;
+        if live.is_some_and(|live| self.completes_start(&live, end)) {
+            return (RowCode::DONE, format!("success; {}", self.state.message));
+        }
         let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
         (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s", time.as_secs()))
     }

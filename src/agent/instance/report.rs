@@ -10,7 +10,7 @@ use crate::agent::error::AgentError;
 use crate::agent::health::HealthSettings;
 use crate::agent::meter::Meter;
 use crate::agent::process::cmdline;
-use crate::agent::restart_policy::Phase;
+use crate::agent::restart_policy::{Completion, Phase};
 use crate::agent::state::ProcessRun;
 use crate::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::clock;
@@ -59,7 +59,8 @@ impl InstanceTask {
                 }
                 self.monitors.health.health.word()
             }
-            _ if failed => "Failed",
+            _ if state.completed == Some(Completion::Success) => "Healthy",
+            _ if state.completed == Some(Completion::Failure) || failed => "Failed",
             (false, Some(code)) if ends && code != 0 => "Failed",
             (false, Some(_)) if ends => "Healthy",
             (false, None) if ends => "NotReported",
@@ -76,6 +77,7 @@ impl InstanceTask {
             at: clock::now().0,
             hosted: state.hosted,
             given: state.given.clone().filter(|_| state.hosted || state.run.is_some()),
+            completed: state.completed.is_some() && !self.is_running(),
             pid,
             live: state.run.as_ref().map(|run| run.live.clone()),
             ran: once.then(|| match &state.unknown_run {

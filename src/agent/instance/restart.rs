@@ -75,15 +75,20 @@ impl InstanceTask {
         let up_ms = i64::try_from(self.uptime().as_millis()).unwrap_or(i64::MAX);
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
+        let end = self.process_end(code);
         self.clear_process(code);
         let code = self.state.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "process ended");
         self.state.message = how;
+        let mut is_complete = false;
         if let Some((live, by)) = run {
+            is_complete = self.complete(&live, end);
             self.record_unknown_run(&live, by);
         }
-        if kind == Some(AutoType::Resident) && self.state.hosted {
+        if is_complete {
+            self.series = RestartSeries::default();
+        } else if kind == Some(AutoType::Resident) && self.state.hosted {
             self.apply_restart_policy(RestartEvent::Ended { up_ms }).await;
             return;
         }
@@ -102,11 +107,11 @@ impl InstanceTask {
             self.report();
             return;
         };
-        let monitor = &given.spec.monitor;
+        let (monitor, attempts) = (&given.spec.monitor, given.spec.restart.attempts);
         let ms = |secs: u32| i64::from(secs) * 1000;
         let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
         let policy = RestartPolicy {
-            retries: monitor.start_retries.unwrap_or(Monitor::START_RETRIES),
+            retries: attempts.or(monitor.start_retries).unwrap_or(Monitor::START_RETRIES),
             interval_ms,
             settled_ms: interval_ms
                 .max(ms(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS)))
@@ -114,6 +119,10 @@ impl InstanceTask {
         };
         let mut event = event;
         loop {
+            if matches!(event, RestartEvent::Ended { .. }) && self.complete_failed() {
+                self.series = RestartSeries::default();
+                break;
+            }
             let now = read_clocks();
             let (series, effect) = step(self.series, event, now.passed, &policy);
             self.series = series;

@@ -132,7 +132,12 @@ impl InstanceTask {
         // Supervision of a process that was never started begins with its first start. A state of an earlier version has no
         // backoff; there, a process that was stopped on purpose has no message about its end.
         let ended = self.state.retry.is_some() || !self.state.message.is_empty();
-        let is_due = self.state.hosted && resident && !self.state.dormant && self.state.started > 0 && ended;
+        let is_due = self.state.hosted
+            && resident
+            && !self.state.dormant
+            && self.state.completed.is_none()
+            && self.state.started > 0
+            && ended;
         if is_due && self.handle.is_none() && self.series.phase == Phase::Idle {
             self.series.phase = Phase::Waiting { until: read_clocks().passed };
             self.apply_restart_policy(RestartEvent::TimerFired).await;

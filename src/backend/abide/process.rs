@@ -43,6 +43,7 @@ pub(super) fn observed_instance(
         registered: Some(row.registered),
         hosted: Some(row.hosted),
         running: Some(row.running),
+        completed: row.completed,
         labels: row.labels.clone(),
         owner: row.owner.as_deref().map(Arc::from),
         registered_spec: given,
