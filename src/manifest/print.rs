@@ -147,13 +147,13 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         configmap: (!files.is_empty()).then_some(files),
         env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
         job: non_default(job),
-        health: supervision::health(health),
-        restart: supervision::restart(restart),
-        log: non_default(supervision::log(log)),
-        limits: non_default(supervision::limits(limits)),
+        health: supervision::health(health).map(Box::new),
+        restart: supervision::restart(restart).map(Box::new),
+        log: non_default(supervision::log(log)).map(Box::new),
+        limits: non_default(supervision::limits(limits)).map(Box::new),
         env_file: template(env_file),
-        sandbox: non_default(supervision::sandbox(sandbox)),
-        hooks: non_default(supervision::hooks(hooks)),
+        sandbox: non_default(supervision::sandbox(sandbox)).map(Box::new),
+        hooks: non_default(supervision::hooks(hooks)).map(Box::new),
     }
 }
 

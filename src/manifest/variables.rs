@@ -212,7 +212,7 @@ pub fn escape_spec(spec: &mut SpecEntry) {
         ];
         commands.into_iter().flatten().for_each(text);
     }
-    match &mut spec.health {
+    match spec.health.as_deref_mut() {
         Some(HealthValue::Probe(probe)) => *probe = escape(probe),
         Some(HealthValue::Check(check)) => {
             [&mut check.cmd, &mut check.http, &mut check.tcp].into_iter().flatten().for_each(text);

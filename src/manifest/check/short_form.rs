@@ -29,13 +29,13 @@ pub struct ShortForm {
     stop_timeout: Option<TextOrNumber>,
     reload_signal: Option<Text>,
     zone: Option<Text>,
-    health: Option<HealthValue>,
-    restart: Option<RestartValue>,
-    log: Option<LogEntry>,
-    limits: Option<LimitsEntry>,
+    health: Option<Box<HealthValue>>,
+    restart: Option<Box<RestartValue>>,
+    log: Option<Box<LogEntry>>,
+    limits: Option<Box<LimitsEntry>>,
     env_file: Option<Text>,
-    sandbox: Option<SandboxEntry>,
-    hooks: Option<HooksEntry>,
+    sandbox: Option<Box<SandboxEntry>>,
+    hooks: Option<Box<HooksEntry>>,
 }
 
 impl ShortForm {

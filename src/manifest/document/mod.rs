@@ -1,6 +1,6 @@
 //! Document structs for serde: manifests as written, before any check.
 //!
-//! One struct has the optional fields of every kind, so that serde parses in one pass without buffering. `check` reports
+//! Rare sections are boxed: a file may have 100,000 documents. One struct has the optional fields of every kind, so that serde parses in one pass without buffering. `check` reports
 //! missing fields, fields of another kind and values out of range. An input that serde rejects (unknown field, wrong
 //! type, duplicate key) goes to `structure`, which finds and locates all such problems of the document.
 
@@ -46,13 +46,13 @@ written! {
         stop_timeout: TextOrNumber,
         reload_signal: Text,
         zone: Text,
-        health: HealthValue,
-        restart: RestartValue,
-        log: LogEntry,
-        limits: LimitsEntry,
+        health: Box<HealthValue>,
+        restart: Box<RestartValue>,
+        log: Box<LogEntry>,
+        limits: Box<LimitsEntry>,
         env_file: Text,
-        sandbox: SandboxEntry,
-        hooks: HooksEntry,
+        sandbox: Box<SandboxEntry>,
+        hooks: Box<HooksEntry>,
         // Policy
         owner: Text,
         allow: AllowEntry,
@@ -90,13 +90,13 @@ written! {
         configmap: Vec<ConfigEntry>,
         env: Map<EnvEntry>,
         job: JobEntry,
-        health: HealthValue,
-        restart: RestartValue,
-        log: LogEntry,
-        limits: LimitsEntry,
+        health: Box<HealthValue>,
+        restart: Box<RestartValue>,
+        log: Box<LogEntry>,
+        limits: Box<LimitsEntry>,
         env_file: Text,
-        sandbox: SandboxEntry,
-        hooks: HooksEntry,
+        sandbox: Box<SandboxEntry>,
+        hooks: Box<HooksEntry>,
     }
     IdentityEntry {
         proc_name: Text,
