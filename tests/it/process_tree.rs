@@ -473,7 +473,11 @@ fn corrected_commands_take_effect_without_a_restart() {
     spec["monitor_policy"]["stop_check_secs"] = json!(1);
     assert_eq!(system.operate("p", START, &spec).0, 0);
     let pid = system.pid("p");
-    until("unhealthy", || system.process("p")["health"] == "Degraded");
+    // Within the start period a failed probe does not make it Degraded.
+    until("a failed probe", || {
+        system.process("p")["message"].as_str().is_some_and(|text| text.contains("broken"))
+    });
+    assert_eq!(system.process("p")["health"], "Starting");
     let update = |spec: &Value| {
         let body = json!({"meta": {"namespace": "web", "name": "p"},
             "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "spec": spec});

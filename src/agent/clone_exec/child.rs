@@ -31,7 +31,8 @@ pub struct ChildContext {
     pub failed: Option<(ExecStage, c_int)>,
 }
 
-/// Entry point of the new process. It has one thread, its own descriptors and its own signal actions; its memory may be the
+/// Entry point of the new process. It has one thread and its own signal actions, and leaves the descriptor table that it
+/// may share with the agent in its first step; its memory may be the
 /// agent's.
 pub extern "C" fn exec_child(arg: *mut c_void) -> c_int {
     // SAFETY: `clone` passes a `ChildContext` that the parent does not touch until this process has called `execve` or is
