@@ -132,7 +132,7 @@ fn is_request(document: &Document) -> bool {
 
 /// Converts a GSE body to a manifest. Parsing and printing removes aliases and empty texts.
 fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
-    document.spec.iter_mut().for_each(variables::escape_spec);
+    document.spec.as_deref_mut().into_iter().for_each(variables::escape_spec);
     let op_type = document.op_type;
     let (declared, mut findings) = check::document(document);
     findings.retain(|finding| finding.code != Code::IgnoredField);

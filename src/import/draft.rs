@@ -164,7 +164,7 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
         state: (state != State::Running).then(|| state.word().into()),
         instances: instances.map(i64::from),
         depends_on: (!depends_on.is_empty()).then_some(depends_on),
-        spec: Some(SpecEntry {
+        spec: Some(Box::new(SpecEntry {
             identity: Some(identity),
             control: Some(control),
             resource: (resource != ResourceEntry::default()).then_some(resource),
@@ -172,7 +172,7 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
             env: (!env.is_empty()).then_some(Map(env)),
             job: cycle_time.map(|secs| JobEntry { cycle_time: Some(secs), ..JobEntry::default() }),
             ..SpecEntry::default()
-        }),
+        })),
         ..Document::default()
     }
 }

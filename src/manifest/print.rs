@@ -43,7 +43,7 @@ pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> D
         }),
         hosts: Some(hosts.iter().map(host).collect()),
         state: (state != State::Running).then(|| state.word().into()),
-        spec: Some(spec_entry(spec)),
+        spec: Some(Box::new(spec_entry(spec))),
         ..Document::default()
     }
 }

@@ -336,7 +336,10 @@ fn hint_for(name: &str, section: &Section, root: Option<&'static Section>) -> St
     if let Some(section) = root.and_then(|root| find_elsewhere(name, root)) {
         return format!("the field belongs to {section}");
     }
-    let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody);
+    // Without the short form, whose fields are those of `spec`: a file may have 100,000 such hints.
+    let is_short =
+        |name: &str| section.name == "Process" && SHORT_FIELDS.iter().any(|(short, _)| *short == name);
+    let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody && !is_short(e.name));
     format!("fields here: {}", known.map(|e| e.name).collect::<Vec<_>>().join(", "))
 }
 

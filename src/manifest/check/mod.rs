@@ -87,10 +87,10 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
         Some("Defaults") => {
             let entry = document.spec.unwrap_or_else(|| {
                 values.report_missing(FieldPath::of("spec"));
-                SpecEntry::default()
+                Box::default()
             });
             spec(&entry, &FieldPath::of("spec"), true, &mut values);
-            DeclaredObject::Defaults(Arc::new(entry))
+            DeclaredObject::Defaults(Arc::new(*entry))
         }
         Some("Policy") => DeclaredObject::Policy(Arc::new(policy::policy(document, &mut values))),
         Some(kind) => {
@@ -127,7 +127,7 @@ fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> 
     let hosts = hosts
         .filter_map(|(at, entry)| Some((at, host_entry(entry, &FieldPath::of("hosts").index(at), values)?)))
         .collect();
-    let entry = short_form::fold(document.spec.unwrap_or_default(), short, values);
+    let entry = short_form::fold(*document.spec.unwrap_or_default(), short, values);
     let mut spec = spec(&entry, &FieldPath::of("spec"), instances.is_some(), values);
     spec.labels.clone_from(&labels);
     let (depends_on, moved_from) = match &key {

@@ -40,7 +40,7 @@ written! {
         moved_from: Text,
         on_change: Map<Text>,
         rollout: RolloutEntry,
-        spec: SpecEntry,
+        spec: Box<SpecEntry>,
         // Fields of the spec that a Process may have at its top level.
         stop_signal: Text,
         stop_timeout: TextOrNumber,
