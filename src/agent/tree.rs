@@ -87,7 +87,7 @@ pub struct ProcessTree {
 }
 
 /// The session of a main process that the agent holds or held until now. Its number is not reused while the session has a
-/// member, so a process of this session that is older than the end of the main process belongs to the launch.
+/// member, so a process of the kernel session that is older than the end of the main process belongs to the launch.
 #[derive(Clone, Copy, Debug)]
 struct LaunchSession {
     id: u32,

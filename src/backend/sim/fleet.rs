@@ -167,7 +167,7 @@ impl Fleet {
                 (proc.live, proc.pid) = (used, Some(pid));
                 self.strangers.remove(&order.instance);
             }
-            // Commands identify the process by its identity, whoever started it.
+            // Commands identify the process by its identity, also one that another program started.
             Op::Stop | Op::Kill | Op::Restart | Op::Reload => drop(self.strangers.remove(&order.instance)),
             Op::Register | Op::Unregister | Op::Unsupervise => {}
         }
