@@ -4,7 +4,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{Dialect, JobApi, Loss, Subject, job};
-use crate::model::{EnvValue, Field, Host, HostKey, Spec, SpecSection, State};
+use crate::model::{
+    ConfigFile, Control, EnvValue, Field, Host, HostKey, Identity, Job, Monitor, Resource, Spec, SpecSection,
+    State,
+};
 
 /// The request bodies of the given processes, and the parts that no body can transmit.
 /// `api`: the JOB call to use.
@@ -131,8 +134,33 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         hooks,
     } = spec;
     let supports = |field: Field| dialect.supports(field);
+    let env: Map<String, Value> = env.iter().map(|(name, value)| (name.clone(), env_value(value))).collect();
+    let policy = match dialect {
+        Dialect::GseV1 | Dialect::Abide => "monitor_policy",
+        Dialect::GseV2 | Dialect::GseApigw | Dialect::Job => "alive_monitor_policy",
+    };
+    let all = Fields::new()
+        .section("identity", identity_section(identity))
+        .put("control", Some(Value::Object(control_section(control, dialect).0)))
+        .section("resource", if supports(Field::Cpu) { resource_section(resource) } else { Fields::new() })
+        .section(policy, monitor_section(monitor, dialect))
+        .section("warn_report_policy", Fields::new().put("report_id", *report_id))
+        .put("configmap", (!configmap.is_empty()).then(|| config_files(configmap)))
+        .section("env", if supports(Field::Env) { Fields(env) } else { Fields::new() })
+        .section("job", if supports(Field::CycleTime) { job_section(job) } else { Fields::new() })
+        .put("health", own_section(health, supports(Field::Health)))
+        .put("restart", own_section(restart, supports(Field::Restart)))
+        .put("log", own_section(log, supports(Field::Log)))
+        .put("limits", own_section(limits, supports(Field::Limits)))
+        .put("env_file", env_file.clone().filter(|_| supports(Field::EnvFile)))
+        .put("sandbox", own_section(sandbox, supports(Field::Sandbox)))
+        .put("hooks", own_section(hooks, supports(Field::Hooks)));
+    Value::Object(all.0)
+}
+
+fn identity_section(identity: &Identity) -> Fields {
     let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let identity = Fields::new()
+    Fields::new()
         // Only the documents' examples use this name, and only here.
         .put("index_key", identity.value_key.clone())
         .put("proc_name", required(&identity.proc_name))
@@ -140,8 +168,12 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("pid_path", required(&identity.pid_path))
         .put("config_path", identity.config_path.clone())
         .put("log_path", identity.log_path.clone())
-        .put("user", identity.user.clone());
-    let control = Fields::new()
+        .put("user", identity.user.clone())
+}
+
+fn control_section(control: &Control, dialect: Dialect) -> Fields {
+    let supports = |field: Field| dialect.supports(field);
+    Fields::new()
         .put("start_cmd", control.start_cmd.clone())
         .put("stop_cmd", control.stop_cmd.clone())
         .put("restart_cmd", control.restart_cmd.clone())
@@ -152,14 +184,21 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("start_mode", control.start_mode.filter(|_| supports(Field::StartMode)).map(|mode| json!(mode)))
         .put("stop_signal", control.stop_signal.clone().filter(|_| supports(Field::StopSignal)))
         .put("stop_timeout", control.stop_timeout.filter(|_| supports(Field::StopTimeout)))
-        .put("reload_signal", control.reload_signal.clone().filter(|_| supports(Field::ReloadSignal)));
-    let resource = Fields::new()
+        .put("reload_signal", control.reload_signal.clone().filter(|_| supports(Field::ReloadSignal)))
+}
+
+fn resource_section(resource: &Resource) -> Fields {
+    Fields::new()
         .put("cpu", resource.cpu.map(f64::from))
         .put("mem", resource.mem.map(f64::from))
         .put("fd", resource.fd)
         .put("disk", resource.disk)
-        .put("net", resource.net);
-    let monitor = Fields::new()
+        .put("net", resource.net)
+}
+
+fn monitor_section(monitor: &Monitor, dialect: Dialect) -> Fields {
+    let supports = |field: Field| dialect.supports(field);
+    Fields::new()
         .put("auto_type", Some(i64::from(monitor.auto_type)))
         .put("start_check_secs", monitor.start_check_secs)
         .put("stop_check_secs", monitor.stop_check_secs)
@@ -167,42 +206,25 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("start_interval", monitor.start_interval)
         .put("crontab_rule", monitor.crontab_rule.clone())
         .put("crontab_zone", monitor.crontab_zone.clone().filter(|_| supports(Field::CrontabZone)))
-        .put("op_timeout", monitor.op_timeout.filter(|_| supports(Field::OpTimeout)));
-    let files = configmap.iter().map(|file| {
-        let file = Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone());
-        Value::Object(file.0)
-    });
-    let files: Vec<Value> = files.collect();
-    let env: Map<String, Value> = env.iter().map(|(name, value)| (name.clone(), env_value(value))).collect();
-    let job = Fields::new()
+        .put("op_timeout", monitor.op_timeout.filter(|_| supports(Field::OpTimeout)))
+}
+
+fn job_section(job: &Job) -> Fields {
+    Fields::new()
         .put("proc_owner", job.proc_owner.clone())
         .put("func_id", job.func_id.clone())
         .put("instance_id", job.instance_id.clone())
         .put("instance_num", job.instance_num)
         .put("cycle_time", job.cycle_time)
         .put("start_check_begin_time", job.start_check_begin_time)
-        .put("start_check_end_time", job.start_check_end_time);
-    let policy = match dialect {
-        Dialect::GseV1 | Dialect::Abide => "monitor_policy",
-        Dialect::GseV2 | Dialect::GseApigw | Dialect::Job => "alive_monitor_policy",
+        .put("start_check_end_time", job.start_check_end_time)
+}
+
+fn config_files(files: &[ConfigFile]) -> Vec<Value> {
+    let object = |file: &ConfigFile| {
+        Value::Object(Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone()).0)
     };
-    let all = Fields::new()
-        .section("identity", identity)
-        .put("control", Some(Value::Object(control.0)))
-        .section("resource", if supports(Field::Cpu) { resource } else { Fields::new() })
-        .section(policy, monitor)
-        .section("warn_report_policy", Fields::new().put("report_id", *report_id))
-        .put("configmap", (!files.is_empty()).then_some(files))
-        .section("env", if supports(Field::Env) { Fields(env) } else { Fields::new() })
-        .section("job", if supports(Field::CycleTime) { job } else { Fields::new() })
-        .put("health", own_section(health, supports(Field::Health)))
-        .put("restart", own_section(restart, supports(Field::Restart)))
-        .put("log", own_section(log, supports(Field::Log)))
-        .put("limits", own_section(limits, supports(Field::Limits)))
-        .put("env_file", env_file.clone().filter(|_| supports(Field::EnvFile)))
-        .put("sandbox", own_section(sandbox, supports(Field::Sandbox)))
-        .put("hooks", own_section(hooks, supports(Field::Hooks)));
-    Value::Object(all.0)
+    files.iter().map(object).collect()
 }
 
 /// A section that only Abide has, in its stored form.

@@ -7,6 +7,7 @@ mod job;
 pub mod keys;
 pub mod request;
 pub mod response;
+mod spec_request;
 
 pub use crate::model::Dialect;
 pub use body::{bodies, spec_body};
