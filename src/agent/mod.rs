@@ -12,7 +12,7 @@
 //! and takes them over; a process that ended in between is handled as if it ended now. A pending operation is in the store
 //! until its result is. The next agent resumes it before it supervises the instance ([`recovery`]). A launch whose outcome
 //! was not written is resolved by searching for a process with its launch id (`ABIDE_INCARNATION`), so nothing is started
-//! twice.
+//! twice ([`unrecorded_launch`]).
 //!
 //! One-shots, scheduled runs (auto_type 2 and 0) and all commands of operations run below a shell that writes their exit
 //! code to a file ([`exit_record`]), so that the code is known even if no agent waited. A schedule is active while its
@@ -25,9 +25,9 @@
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]).
 //!
 //! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
-//! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`], [`pools`]); health, version and configuration files are
-//! checked periodically ([`checks`]). An instance without limits and checks causes no periodic work. Orphaned descendants
-//! are reaped ([`reaper`]).
+//! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`],
+//! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). An instance without limits
+//! and checks causes no periodic work. Orphaned descendants are reaped ([`reaper`]).
 //!
 //! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host [`policy`] bounds what a
 //! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
@@ -61,6 +61,7 @@ mod spawn;
 mod state;
 mod stream_clock;
 mod tree;
+mod unrecorded_launch;
 mod user_files;
 mod worker_threads;
 
@@ -204,7 +205,7 @@ impl Supervisor {
     ) -> &mpsc::UnboundedSender<InstanceCommand> {
         let (send, commands) = mpsc::unbounded_channel();
         let mut task = InstanceTask::new(instance.clone(), state, handle, Arc::clone(&self.shared));
-        task.resumption = resumption.map(Box::new);
+        task.progress.resumption = resumption.map(Box::new);
         tokio::spawn(task.run(commands));
         self.instances.entry(instance).insert_entry(send).into_mut()
     }

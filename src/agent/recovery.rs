@@ -13,12 +13,12 @@ use super::cgroup::Cgroup;
 use super::context::AgentContext;
 use super::exit_record::{ExitRecord, start_id};
 use super::instance::{OpReply, done, failed};
-use super::ownership::{self, InterruptedLaunch};
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
     result_key, state_key,
 };
+use super::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent_protocol::{OpResult, OwnedSpec};
 use crate::clock;
 use crate::model::{AutoType, InstanceKey, StartMode};
@@ -170,7 +170,7 @@ async fn resolve(
             let (launch_id, given) = (state.next.as_ref()?, state.given.as_ref()?);
             Some(InterruptedLaunch { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
         });
-        ownership::find_interrupted(shared, &by_intent.chain(relaunches).collect::<Vec<_>>()).await
+        unrecorded_launch::find_interrupted(shared, &by_intent.chain(relaunches).collect::<Vec<_>>()).await
     };
     let mut found = find().await;
     let dead = |state: &InstanceState| {

@@ -10,6 +10,7 @@ use crate::agent::error::AgentError;
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
+use crate::agent::unrecorded_launch;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::error_chain::chain;
@@ -41,7 +42,7 @@ impl InstanceTask {
         // Supervision of a stopped process begins with its next start.
         self.state.dormant |= !self.is_running() && !self.state.hosted;
         self.register_given(Some(owned));
-        (self.state.hosted, self.next) = (true, None);
+        (self.state.hosted, self.launches.next) = (true, None);
         self.register_live();
         done()
     }
@@ -53,7 +54,8 @@ impl InstanceTask {
         let found = match self.shared.rights_of(&live.spec) {
             Ok(rights) => {
                 let spec = &live.spec;
-                let found = ownership::find_unrecorded(&self.key, spec, &rights, unclaimed, renamed).await;
+                let found =
+                    unrecorded_launch::find_unrecorded(&self.key, spec, &rights, unclaimed, renamed).await;
                 found.map_err(AgentError::from)
             }
             Err(error) => Err(error.into()),

@@ -76,8 +76,8 @@ impl InstanceTask {
     ) -> Result<(CommandExit, Option<Output>), AgentError> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
-        if !self.records.iter().any(|known| known == id) {
-            self.records.push(id.to_owned());
+        if !self.unwritten.exit_records.iter().any(|known| known == id) {
+            self.unwritten.exit_records.push(id.to_owned());
         }
         let ended = |code: i32| match code {
             0 => CommandExit::Success,

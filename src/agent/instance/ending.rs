@@ -69,9 +69,10 @@ impl InstanceTask {
             return self.not_running(owned).await;
         }
         // Written before the signal: if this agent is killed in between, the next one must not relaunch the process.
-        let hosted = self.operation.as_ref().map_or(self.state.hosted, |operation| operation.0.hosted);
+        let hosted =
+            self.progress.operation.as_ref().map_or(self.state.hosted, |operation| operation.0.hosted);
         self.state.hosted = false;
-        self.series = RestartSeries::default();
+        self.launches.series = RestartSeries::default();
         self.state.ending = Some(op_id.to_owned());
         // A failed write (full disk) does not prevent the stop: stopping twice is harmless.
         let pending = self.pending();
@@ -189,7 +190,7 @@ impl InstanceTask {
         match run.group() {
             Some(group) => group.remove_if_empty(),
             // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
-            None => run.incarnation.is_empty() || self.launched.is_some() && !reaper::has_orphans(),
+            None => run.incarnation.is_empty() || self.launches.last.is_some() && !reaper::has_orphans(),
         }
     }
 
@@ -215,7 +216,7 @@ impl InstanceTask {
 
     /// Removes the pid file of an ended foreground process, if the file still names that process.
     pub(super) async fn remove_old_pid_file(&mut self) {
-        let Some((spec, pid)) = self.old_pid_file.take() else { return };
+        let Some((spec, pid)) = self.pid_file.old.take() else { return };
         if let Ok(rights) = self.shared.rights_of(&spec) {
             rights.remove_pid_file(&spec.identity.pid_path, pid).await;
         }
@@ -227,11 +228,11 @@ impl InstanceTask {
         let code = code.or_else(|| self.state.run.as_ref().and_then(recorded));
         if let Some(run) = self.state.run.take() {
             // Deleted only after the state is written: an agent that is killed before that reads the record again.
-            self.records.extend(Some(run.incarnation.clone()).filter(|id| !id.is_empty()));
+            self.unwritten.exit_records.extend(Some(run.incarnation.clone()).filter(|id| !id.is_empty()));
             let spec = &run.live.spec;
             let ends = spec.monitor.auto_type != AutoType::Resident;
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
-            self.old_pid_file = foreground.then(|| (Arc::clone(spec), run.identity.pid));
+            self.pid_file.old = foreground.then(|| (Arc::clone(spec), run.identity.pid));
         }
         self.shared.pools.forget(&self.key);
         (self.handle, self.output, *self.monitors) = (None, None, Monitors::default());

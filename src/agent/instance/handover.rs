@@ -160,7 +160,7 @@ impl InstanceTask {
         op_id: &str,
     ) -> OpReply {
         // A resumed reload may have replaced the process before the agent was killed.
-        let is_resumed = self.operation.as_ref().is_some_and(|operation| operation.1);
+        let is_resumed = self.progress.operation.as_ref().is_some_and(|operation| operation.1);
         let may_have_replaced = is_resumed && self.state.run.is_some();
         if !self.is_running() && !may_have_replaced {
             return self.not_running(owned).await;
@@ -289,7 +289,7 @@ impl InstanceTask {
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();
-        self.launched = self.launched.map(|_| std::time::Instant::now());
+        self.launches.last = self.launches.last.map(|_| std::time::Instant::now());
         self.handle = Some(handle);
     }
 

@@ -13,11 +13,12 @@ use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
 use crate::agent::error::AgentError;
 use crate::agent::exit_record::{ExitRecord, start_id};
-use crate::agent::ownership::{self, InterruptedLaunch, LaunchEvidence};
+use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
 use crate::agent::spawn::{
     CommandExit, Environment, Launch, Sink, SpecCommand, environment, ignored_variables,
 };
+use crate::agent::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent::user_files::{FileWork, Rights};
 use crate::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
@@ -95,7 +96,7 @@ impl InstanceTask {
         let record = start_id(launch_id);
         if is_interrupted(&shared, spec, &evidence, &record).await {
             warn!(instance = %self.key, "start_cmd not repeated: it was killed with the agent, and processes of its launch still run");
-            self.records.push(record);
+            self.unwritten.exit_records.push(record);
         } else {
             let (ended, output) = self.run_recorded(&record, program, group).await.map_err(failed)?;
             self.output = output;
@@ -138,5 +139,5 @@ async fn is_interrupted(
         return false;
     }
     let launch = InterruptedLaunch { launch_id: evidence.launch_id, spec, group: evidence.group.cloned() };
-    !ownership::find_interrupted(shared, &[launch]).await.is_empty()
+    !unrecorded_launch::find_interrupted(shared, &[launch]).await.is_empty()
 }

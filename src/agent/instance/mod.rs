@@ -75,33 +75,57 @@ pub struct InstanceTask {
     key: InstanceKey,
     state: InstanceState,
     handle: Option<ProcessHandle>,
+    launches: LaunchSchedule,
+    monitors: Box<Monitors>,
+    /// Captured output of start_cmd, which a daemon may still write to.
+    output: Option<Output>,
+    pub(super) progress: OperationProgress,
+    pid_file: PidFileState,
+    unwritten: UnwrittenState,
+    shared: Arc<AgentContext>,
+}
+
+/// The last launch of an instance and the times of the next one.
+#[derive(Default)]
+struct LaunchSchedule {
     series: RestartSeries,
     /// The next scheduled run.
     next: Option<Schedule>,
     /// Time of the last launch by this agent.
-    launched: Option<Instant>,
-    monitors: Box<Monitors>,
-    /// Captured output of start_cmd, which a daemon may still write to.
-    output: Option<Output>,
+    last: Option<Instant>,
+    /// A start or restart failed: a supervised process is relaunched once the result is written.
+    failed: bool,
+}
+
+/// The operation in progress, and the remains of an operation that an earlier agent began.
+#[derive(Default)]
+pub(super) struct OperationProgress {
     /// The operation in progress, and whether it is in the store.
     operation: Option<Box<(PendingOperation, bool)>>,
     /// An operation that an earlier agent began.
     pub(super) resumption: Option<Box<Resumption>>,
     /// A daemon launch that an earlier agent began and the operation in progress continues.
     interrupted: Option<Box<LaunchIntent>>,
+}
+
+/// The pid file of an instance, apart from the process that the task holds.
+#[derive(Default)]
+struct PidFileState {
     /// Spec and pid of an ended foreground process whose pid file still has to be removed.
-    old_pid_file: Option<(Arc<Spec>, u32)>,
-    /// Time of the next attempt to write the state, after a failed write.
-    write_at: Option<Instant>,
-    /// A start or restart failed: a supervised process is relaunched once the result is written.
-    launch_failed: bool,
-    /// Results that could not be written. The next write includes them.
-    unwritten: Vec<OpResult>,
-    /// Exit records that are deleted after the next write of the state.
-    records: Vec<String>,
+    old: Option<(Arc<Spec>, u32)>,
     /// Pid of a foreign daemon under this identity, when last observed.
-    observed_foreign_pid: Option<u32>,
-    shared: Arc<AgentContext>,
+    foreign_pid: Option<u32>,
+}
+
+/// Changes that the next write of the state includes or completes.
+#[derive(Default)]
+struct UnwrittenState {
+    /// Results that could not be written.
+    results: Vec<OpResult>,
+    /// Exit records that are deleted after the write.
+    exit_records: Vec<String>,
+    /// Time of the next attempt, after a failed write.
+    retry_at: Option<Instant>,
 }
 
 /// The work of a timer that fires.
@@ -161,20 +185,12 @@ impl InstanceTask {
             key,
             state,
             handle,
-            series,
-            next: None,
-            launched: None,
+            launches: LaunchSchedule { series, ..LaunchSchedule::default() },
             monitors,
             output,
-            operation: None,
-            resumption: None,
-            interrupted: None,
-            old_pid_file: None,
-            write_at: None,
-            launch_failed: false,
-            unwritten: Vec::new(),
-            records: Vec::new(),
-            observed_foreign_pid: None,
+            progress: OperationProgress::default(),
+            pid_file: PidFileState::default(),
+            unwritten: UnwrittenState::default(),
             shared,
         }
     }
@@ -183,7 +199,7 @@ impl InstanceTask {
     pub async fn run(mut self, mut commands: mpsc::UnboundedReceiver<InstanceCommand>) {
         // An operation that has begun is resumed before supervision. A process that ended while no agent ran is handled as
         // if it ended now.
-        if let Some(resumption) = self.resumption.take() {
+        if let Some(resumption) = self.progress.resumption.take() {
             // Report first: the operation may take long.
             self.report();
             Box::pin(self.resume(*resumption)).await;
@@ -233,8 +249,10 @@ impl InstanceTask {
     fn next_timer(&self) -> Option<(Instant, TimerEvent)> {
         let (now, clocks) = (Instant::now(), read_clocks());
         let after = |ms: i64| now + Duration::from_millis(u64::try_from(ms).unwrap_or(0));
-        let launch = match self.series.phase {
-            Phase::Idle => self.next.map(|next| (after(next.wait_ms(clocks)), TimerEvent::ScheduledRun)),
+        let launch = match self.launches.series.phase {
+            Phase::Idle => {
+                self.launches.next.map(|next| (after(next.wait_ms(clocks)), TimerEvent::ScheduledRun))
+            }
             Phase::Waiting { until } | Phase::Failed { until } => {
                 Some((after(until.saturating_sub(clocks.passed)), TimerEvent::Relaunch))
             }
@@ -244,7 +262,7 @@ impl InstanceTask {
             (sample_at, TimerEvent::Sample),
             (check_at, TimerEvent::Check),
             (trim_at, TimerEvent::TrimOutput),
-            (&self.write_at, TimerEvent::Write),
+            (&self.unwritten.retry_at, TimerEvent::Write),
         ];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
         launch.into_iter().chain(others).min_by_key(|(at, _)| *at)
@@ -263,7 +281,7 @@ impl InstanceTask {
                 if changed > self.state.changed {
                     self.register_given(given);
                     self.state.changed = changed;
-                    self.next = None;
+                    self.launches.next = None;
                     let is_live = self.register_live();
                     self.write(None).await;
                     if is_live {
@@ -336,7 +354,7 @@ impl InstanceTask {
             AgentOp::Host => self.supervise(owned).await,
             AgentOp::Unhost => {
                 (self.state.hosted, self.state.dormant) = (false, false);
-                self.series = RestartSeries::default();
+                self.launches.series = RestartSeries::default();
                 done()
             }
             AgentOp::Rename { .. } => {
@@ -362,7 +380,7 @@ impl InstanceTask {
             info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation finished");
             self.state.ending = None;
             failpoint::point("done");
-            self.operation = None;
+            self.progress.operation = None;
             let _ = self.write_with(Some(&result), with).await;
             failpoint::point("result-written");
             self.observe_foreign_process().await;
@@ -384,31 +402,31 @@ impl InstanceTask {
             false => self.state.next = None,
         }
         let ClockReading { wall, passed } = read_clocks();
-        self.state.retry = Retry::of(self.series, wall, passed);
+        self.state.retry = Retry::of(self.launches.series, wall, passed);
         self.state.dormant &= self.handle.is_none();
-        self.unwritten.extend(result.cloned());
-        let mut txn = state_txn(&self.key, &self.state).and(results_txn(&self.unwritten));
+        self.unwritten.results.extend(result.cloned());
+        let mut txn = state_txn(&self.key, &self.state).and(results_txn(&self.unwritten.results));
         // The entry of an operation in progress stays until its own result is written.
-        let in_progress = self.operation.as_ref().is_some_and(|operation| operation.1);
-        if !self.unwritten.is_empty() && !in_progress {
+        let in_progress = self.progress.operation.as_ref().is_some_and(|operation| operation.1);
+        if !self.unwritten.results.is_empty() && !in_progress {
             txn = txn.and(Txn::delete(pending_key(&self.key)));
         }
         let txn = txn.and(Txn::delete(intent_key(&self.key))).and(with);
-        self.write_at = None;
+        self.unwritten.retry_at = None;
         match self.shared.store.txn(txn).await {
             // Exit records of an operation in progress stay until its result is written: a resumed operation needs them.
-            Ok(_) if self.operation.is_none() => {
-                self.records.drain(..).for_each(|id| self.shared.exits.remove(&id));
-                self.unwritten.clear();
+            Ok(_) if self.progress.operation.is_none() => {
+                self.unwritten.exit_records.drain(..).for_each(|id| self.shared.exits.remove(&id));
+                self.unwritten.results.clear();
                 Ok(())
             }
             Ok(_) => {
-                self.unwritten.clear();
+                self.unwritten.results.clear();
                 Ok(())
             }
             Err(error) => {
                 self.state.next = None;
-                self.write_at = Some(Instant::now() + WRITE_RETRY_INTERVAL);
+                self.unwritten.retry_at = Some(Instant::now() + WRITE_RETRY_INTERVAL);
                 warn!(instance = %self.key, %error, "cannot write the agent's store");
                 Err(error)
             }

@@ -43,7 +43,7 @@ impl InstanceTask {
             return reply;
         }
         // A launch that an earlier agent began is continued: its process must not be taken for a foreign one.
-        let is_continued = self.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
+        let is_continued = self.progress.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
         if !is_continued && let Err(why) = self.reclaim_orphan(owned).await {
             return failed(format!("nothing was started: {why}"));
         }
@@ -59,7 +59,7 @@ impl InstanceTask {
             Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
             Err(why) => return failed(format!("nothing was started: {why}")),
         }
-        self.series = RestartSeries::default();
+        self.launches.series = RestartSeries::default();
         let (given, hosted) = (self.state.given.clone(), self.state.hosted);
         let reply = self.launch(owned, op_id, true).await;
         // A failed start restores the registered spec and the supervision.
@@ -67,14 +67,14 @@ impl InstanceTask {
             RowCode::DONE => (Some(owned.clone()), true),
             _ => (given, hosted),
         };
-        self.launch_failed = reply.0 != RowCode::DONE;
+        self.launches.failed = reply.0 != RowCode::DONE;
         reply
     }
 
     /// Relaunches a supervised process that a failed operation left stopped, with its former spec. Called after the result
     /// is written: the relaunch does not belong to the operation.
     pub(super) async fn supervise_after_failure(&mut self) {
-        let failed = std::mem::take(&mut self.launch_failed);
+        let failed = std::mem::take(&mut self.launches.failed);
         if failed
             && self.state.hosted
             && !self.state.dormant
@@ -92,7 +92,7 @@ impl InstanceTask {
         }
         // The launch id of a relaunch by supervision, or of a resumed launch, is in the store already. Any other launch id
         // is written before the spawn: the next agent must find the process if this one is killed in between.
-        let resumed = self.interrupted.take().filter(|intent| intent.op_id == op_id);
+        let resumed = self.progress.interrupted.take().filter(|intent| intent.op_id == op_id);
         let reserved = if op_id.is_none() { self.state.next.take() } else { None };
         let launch_id = resumed.map(|intent| intent.incarnation).or(reserved);
         let written = launch_id.is_some();
@@ -125,7 +125,7 @@ impl InstanceTask {
         let output = self.output.as_ref().and_then(Output::inode);
         self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
-        (self.launched, *self.monitors) = (Some(Instant::now()), Monitors::default());
+        (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();
         if owned.spec.monitor.auto_type == AutoType::OneShot {
             self.state.ran = Some(owned.clone());
@@ -188,11 +188,11 @@ impl InstanceTask {
     ) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
             let reply = self.check_after_launch(owned).await;
-            self.launch_failed = reply.0 != RowCode::DONE;
+            self.launches.failed = reply.0 != RowCode::DONE;
             return reply;
         }
         let is_stopped = self.ended_by(op_id.as_deref());
-        let is_continued = self.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
+        let is_continued = self.progress.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
         if supervises
             && !is_stopped
             && !is_continued
@@ -211,13 +211,13 @@ impl InstanceTask {
         if let (true, Some(command)) = (by_command, &spec.control.restart_cmd) {
             if is_down {
                 match self.foreign_pid(owned).await {
-                    Ok(None) => self.series = RestartSeries::default(),
+                    Ok(None) => self.launches.series = RestartSeries::default(),
                     Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
                     Err(why) => return failed(format!("nothing was restarted: {why}")),
                 }
             }
             let reply = self.restart_with_command(owned, command, op_id.as_deref()).await;
-            self.launch_failed = is_down && reply.0 != RowCode::DONE;
+            self.launches.failed = is_down && reply.0 != RowCode::DONE;
             return reply;
         }
         if is_down {
@@ -244,7 +244,7 @@ impl InstanceTask {
         let (given, reply) = (self.state.given.clone(), self.launch(owned, op_id, true).await);
         if reply.0 != RowCode::DONE {
             self.state.given = given;
-            self.launch_failed = true;
+            self.launches.failed = true;
         }
         reply
     }

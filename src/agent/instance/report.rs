@@ -28,17 +28,17 @@ impl InstanceTask {
             None => Ok(Ok(None)),
         };
         if let Ok(Ok(pid)) = observed {
-            self.observed_foreign_pid = pid;
+            self.pid_file.foreign_pid = pid;
         }
     }
 
     /// Sends the current state to the gateway.
     pub(super) fn report(&self) {
         let state = &self.state;
-        let failed = matches!(self.series.phase, Phase::Failed { .. });
+        let failed = matches!(self.launches.series.phase, Phase::Failed { .. });
         let now = read_clocks();
-        let next = match self.series.phase {
-            Phase::Idle => self.next.filter(|_| state.hosted).map(|next| next.wall_time(now)),
+        let next = match self.launches.series.phase {
+            Phase::Idle => self.launches.next.filter(|_| state.hosted).map(|next| next.wall_time(now)),
             Phase::Waiting { until } | Phase::Failed { until } => {
                 Some(now.wall.saturating_add(until.saturating_sub(now.passed)))
             }
@@ -68,7 +68,7 @@ impl InstanceTask {
             (false, _) => "NotReported",
         };
         let pid = self.handle.as_ref().map(|handle| handle.identity.pid);
-        let foreign_pid = self.observed_foreign_pid.filter(|_| !self.is_running() && state.given.is_some());
+        let foreign_pid = self.pid_file.foreign_pid.filter(|_| !self.is_running() && state.given.is_some());
         if let Some(pid) = foreign_pid {
             message = not_owned(pid);
         }

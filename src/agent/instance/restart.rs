@@ -20,36 +20,36 @@ impl InstanceTask {
     pub(super) fn plan_next_run(&mut self) {
         let periodic = |owned: &&OwnedSpec| owned.spec.monitor.auto_type == AutoType::Periodic;
         let Some(given) = self.state.given.as_ref().filter(periodic).filter(|_| self.state.hosted) else {
-            self.next = None;
+            self.launches.next = None;
             return;
         };
         let now = read_clocks();
-        if self.next.is_some_and(|next| !next.is_stale(now)) {
+        if self.launches.next.is_some_and(|next| !next.is_stale(now)) {
             return;
         }
         let passed = |at: Instant| i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
         let by_clock = (self.state.started > 0).then(|| now.wall.saturating_sub(self.state.started));
-        self.next = Schedule::of(&given.spec, now, self.launched.map(passed).or(by_clock));
+        self.launches.next = Schedule::of(&given.spec, now, self.launches.last.map(passed).or(by_clock));
         self.report();
     }
 
     /// Starts a scheduled run that is due. The run is skipped while the previous one is still in progress.
     pub(super) async fn run_scheduled(&mut self) {
-        if !self.next.is_some_and(|next| next.is_due(read_clocks())) {
+        if !self.launches.next.is_some_and(|next| next.is_due(read_clocks())) {
             return;
         }
-        self.next = None;
+        self.launches.next = None;
         let Some(given) = self.state.given.clone() else { return };
         if self.is_running() {
             info!(instance = %self.key, "scheduled run skipped: the previous run is still in progress");
             // With cycle_time the next run is due one cycle from now.
-            (self.state.started, self.launched) = (clock::now().0, Some(Instant::now()));
+            (self.state.started, self.launches.last) = (clock::now().0, Some(Instant::now()));
             return;
         }
         let (code, message) = self.launch(&given, None, false).await;
         if code != RowCode::DONE {
             warn!(instance = %self.key, code = code.0, %message, "scheduled run failed");
-            (self.state.message, self.state.started, self.launched) =
+            (self.state.message, self.state.started, self.launches.last) =
                 (message, clock::now().0, Some(Instant::now()));
             self.write(None).await;
             self.report();
@@ -59,7 +59,8 @@ impl InstanceTask {
     /// Time since the launch of the process; by the wall clock, if an earlier agent launched it.
     pub(super) fn uptime(&self) -> Duration {
         let by_clock = || clock::now().0.saturating_sub(self.state.started);
-        self.launched
+        self.launches
+            .last
             .map_or_else(|| Duration::from_millis(u64::try_from(by_clock()).unwrap_or(0)), |at| at.elapsed())
     }
 
@@ -87,7 +88,7 @@ impl InstanceTask {
             self.record_unknown_run(&live, by);
         }
         if is_complete {
-            self.series = RestartSeries::default();
+            self.launches.series = RestartSeries::default();
         } else if kind == Some(AutoType::Resident) && self.state.hosted {
             self.apply_restart_policy(RestartEvent::Ended { up_ms }).await;
             return;
@@ -101,7 +102,7 @@ impl InstanceTask {
     /// Steps the restart policy with an event, and performs its actions.
     pub(super) async fn apply_restart_policy(&mut self, event: RestartEvent) {
         let Some(given) = self.state.given.clone().filter(|_| self.state.hosted) else {
-            self.series = RestartSeries::default();
+            self.launches.series = RestartSeries::default();
             self.write(None).await;
             self.observe_foreign_process().await;
             self.report();
@@ -120,12 +121,12 @@ impl InstanceTask {
         let mut event = event;
         loop {
             if matches!(event, RestartEvent::Ended { .. }) && self.complete_failed() {
-                self.series = RestartSeries::default();
+                self.launches.series = RestartSeries::default();
                 break;
             }
             let now = read_clocks();
-            let (series, effect) = step(self.series, event, now.passed, &policy);
-            self.series = series;
+            let (series, effect) = step(self.launches.series, event, now.passed, &policy);
+            self.launches.series = series;
             match effect {
                 RestartAction::Nothing | RestartAction::WakeAt(_) => break,
                 RestartAction::GiveUpUntil(until) => {
@@ -136,7 +137,7 @@ impl InstanceTask {
                 RestartAction::Launch => {
                     let (code, message) = self.launch(&given, None, false).await;
                     if code == RowCode::DONE {
-                        self.old_pid_file = None;
+                        self.pid_file.old = None;
                         return;
                     }
                     self.state.message = message;

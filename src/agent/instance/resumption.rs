@@ -24,14 +24,14 @@ impl InstanceTask {
             let (boot, since) = (boot_id().to_owned(), ticks_since_boot());
             let (launch_id, hosted) = (fresh_id(), self.state.hosted);
             let pending = PendingOperation { request: request.clone(), boot, since, launch_id, hosted };
-            self.operation = Some(Box::new((pending, false)));
+            self.progress.operation = Some(Box::new((pending, false)));
         }
     }
 
     /// The launch id for processes that the operation's command starts, and the ticks since boot when the operation began.
     /// A resumed operation gets the same values.
     pub(super) fn launch_of_operation(&self) -> (String, u64) {
-        match &self.operation {
+        match &self.progress.operation {
             Some(operation) if operation.0.boot == boot_id() => {
                 (operation.0.launch_id.clone(), operation.0.since)
             }
@@ -42,11 +42,11 @@ impl InstanceTask {
     /// The write of the operation in progress, to be committed before its first effect. It replaces the entry of an
     /// operation whose result could not be written, so the same commit contains that result.
     pub(super) fn pending(&mut self) -> Txn {
-        match &mut self.operation {
+        match &mut self.progress.operation {
             Some(operation) if !operation.1 => {
                 operation.1 = true;
                 let value = serde_json::to_vec(&operation.0).unwrap_or_default();
-                results_txn(&self.unwritten).and(Txn::put(pending_key(&self.key), value))
+                results_txn(&self.unwritten.results).and(Txn::put(pending_key(&self.key), value))
             }
             _ => Txn::default(),
         }
@@ -57,8 +57,8 @@ impl InstanceTask {
         let Resumption { pending, launch } = resumption;
         let request = pending.request.clone();
         info!(instance = %self.key, op = ?request.op, "resuming an operation of an earlier agent");
-        self.operation = Some(Box::new((pending, true)));
-        self.interrupted = launch.map(Box::new);
+        self.progress.operation = Some(Box::new((pending, true)));
+        self.progress.interrupted = launch.map(Box::new);
         let (code, message) = match self.ended_launch_result(&request).await {
             Some(reply) => reply,
             None => {
@@ -74,7 +74,7 @@ impl InstanceTask {
                 }
             }
         };
-        self.interrupted = None;
+        self.progress.interrupted = None;
         self.finish(&request, code, message, None, Txn::default()).await;
         self.supervise_after_failure().await;
     }
@@ -138,8 +138,8 @@ impl InstanceTask {
             && self.state.completed.is_none()
             && self.state.started > 0
             && ended;
-        if is_due && self.handle.is_none() && self.series.phase == Phase::Idle {
-            self.series.phase = Phase::Waiting { until: read_clocks().passed };
+        if is_due && self.handle.is_none() && self.launches.series.phase == Phase::Idle {
+            self.launches.series.phase = Phase::Waiting { until: read_clocks().passed };
             self.apply_restart_policy(RestartEvent::TimerFired).await;
         }
     }
