@@ -2,15 +2,15 @@
 //! another.
 //!
 //! Waves are numbered across the whole plan. Steps belong to one component if they share a process, a dependency, a
-//! move, or an identity that one instance frees and another takes. Each soaking component is split off; the others
-//! stay together, so that they need as few calls as possible. For a controller, each component with several waves is
+//! move, or an identity that one instance frees and another takes. Each component that soaks or waits for the run of a
+//! one-shot process is split off; the others stay together, so that they need as few calls as possible. For a controller, each component with several waves is
 //! split off as well, up to [`MAX_COMPONENTS`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Dependencies;
-use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
+use crate::model::{AutoType, HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 
 /// Maximum number of components with several waves that are split off: each costs calls of its own.
 const MAX_COMPONENTS: usize = 32;
@@ -26,7 +26,8 @@ pub enum SplitBy {
 pub fn components<'p>(plan: &'p Plan, dependencies: &Dependencies, which: SplitBy) -> Vec<Cow<'p, [Wave]>> {
     let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
     let waits = plan.waves.len() > 1 && which == SplitBy::Waiting;
-    if !waits && !plan.waves.iter().any(soaks) {
+    let waits_for_job = plan.waves.len() > 1 && plan.steps().any(is_job);
+    if !waits && !waits_for_job && !plan.waves.iter().any(soaks) {
         return vec![Cow::Borrowed(&plan.waves)];
     }
     let mut sets = UnionFind::of_plan(plan, dependencies);
@@ -49,6 +50,11 @@ pub fn components<'p>(plan: &'p Plan, dependencies: &Dependencies, which: SplitB
         0 | 1 => vec![Cow::Borrowed(&plan.waves)],
         _ => parts.into_values().map(Cow::Owned).collect(),
     }
+}
+
+/// Whether the step starts a one-shot process.
+fn is_job(step: &Step) -> bool {
+    step.op == Op::Start && step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot)
 }
 
 /// The declared name of an instance; an instance that is no longer wanted has only its own name.
@@ -90,7 +96,7 @@ impl UnionFind {
 
     /// Roots of the components that are split off.
     fn split_off(&mut self, plan: &Plan, dependencies: &Dependencies, which: SplitBy) -> HashSet<usize> {
-        let (mut soaking, mut waiting) = (HashSet::new(), HashSet::new());
+        let (mut soaking, mut waiting, mut running_jobs) = (HashSet::new(), HashSet::new(), HashSet::new());
         let mut first: HashMap<usize, usize> = HashMap::new();
         for (nth, wave) in plan.waves.iter().enumerate() {
             for step in &wave.steps {
@@ -98,11 +104,16 @@ impl UnionFind {
                 if *first.entry(root).or_insert(nth) != nth {
                     waiting.insert(root);
                 }
+                if is_job(step) {
+                    running_jobs.insert(root);
+                }
             }
             for gate in wave.gates.iter().filter(|gate| gate.soak_secs > 0) {
                 soaking.insert(self.root_of(&gate.process));
             }
         }
+        // The next wave of these waits for the end of a run.
+        soaking.extend(running_jobs.intersection(&waiting));
         if which == SplitBy::Waiting && waiting.len() <= MAX_COMPONENTS {
             soaking.extend(waiting);
         }

@@ -9,7 +9,7 @@ use super::ActiveHolds;
 use crate::clock;
 use crate::ids;
 use crate::model::{
-    Desired, DesiredInstance, InstanceKey, Observed, ObservedInstance, Plan, ProcessKey, Step,
+    Desired, DesiredInstance, HostKey, InstanceKey, Observed, ObservedInstance, Plan, ProcessKey, Step,
 };
 use crate::reconcile::Caps;
 
@@ -52,6 +52,23 @@ pub struct Dependencies {
     pub depends: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     /// The declared name of each instance.
     pub declared: BTreeMap<InstanceKey, ProcessKey>,
+    /// Hosts with instances of a name that something depends on: a dependent waits for those on its own host or, if
+    /// there are none, for all.
+    pub hosts: HostsByName,
+}
+
+/// The hosts of the instances of each name. An instance counts under its declared name and under its own.
+#[derive(Clone, Debug, Default)]
+pub struct HostsByName(BTreeMap<ProcessKey, BTreeSet<HostKey>>);
+
+impl HostsByName {
+    pub fn insert(&mut self, name: ProcessKey, host: &HostKey) {
+        self.0.entry(name).or_default().insert(host.clone());
+    }
+
+    fn contains(&self, name: &ProcessKey, host: &HostKey) -> bool {
+        self.0.get(name).is_some_and(|hosts| hosts.contains(host))
+    }
 }
 
 impl Dependencies {
@@ -64,7 +81,35 @@ impl Dependencies {
             let depends_on = || want.origin.depends_on.clone();
             all.depends.entry(want.origin.declared.clone()).or_insert_with(depends_on);
         }
+        let names: BTreeSet<&ProcessKey> = all.depends.values().flatten().collect();
+        for (key, want) in desired.instances.iter().filter(|_| !names.is_empty()) {
+            let own = key.process();
+            for name in [&want.origin.declared, &own].into_iter().filter(|name| names.contains(name)) {
+                all.hosts.insert(name.clone(), &key.host);
+            }
+        }
         all
+    }
+
+    /// Adds an instance under its names.
+    pub fn name_instance(&self, instance: &InstanceKey, names: &mut HostsByName) {
+        names.insert(instance.process(), &instance.host);
+        if let Some(declared) = self.declared.get(instance) {
+            names.insert(declared.clone(), &instance.host);
+        }
+    }
+
+    /// The dependency of a process on a host that is among these instances.
+    pub fn find_among(
+        &self,
+        process: &ProcessKey,
+        host: &HostKey,
+        names: &HostsByName,
+    ) -> Option<&ProcessKey> {
+        self.depends.get(process)?.iter().find(|name| match self.hosts.contains(name, host) {
+            true => names.contains(name, host),
+            false => names.0.contains_key(*name),
+        })
     }
 }
 

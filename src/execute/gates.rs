@@ -1,8 +1,12 @@
-//! Health gates between waves: changed instances must be healthy, and stay healthy for the soak of their rollout.
+//! Gates between waves: changed instances that a later wave waits for must be ready, and those of a rollout must stay
+//! healthy for its soak.
 //!
-//! On a target without health reports, an instance is healthy if it runs as the same process in two observations.
-//! These are as far apart as the start check or the soak, whichever is longer. An instance that cannot be observed is
-//! not healthy. A rollout that was interrupted during its soak finishes the soak before it continues.
+//! A one-shot process is ready when its run has ended with success, a resident process when it is healthy
+//! ([`readiness`]). A soak begins when its instances are healthy. An instance that cannot be observed is not ready. A
+//! rollout that was interrupted during its soak finishes the soak before it continues.
+//!
+//! On a target without health reports, a resident process is healthy if it runs as the same process in two
+//! observations. These are as far apart as the start check or the soak, whichever is longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,17 +14,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
+use super::readiness::{Readiness, Waited, readiness};
 use super::run::Run;
-use super::{ExecutionEvent, StepOutcome, in_time};
+use super::{Dependencies, ExecutionEvent, StepOutcome, in_time};
 use crate::backend::{Backend, InstanceQuery, Scope};
 use crate::clock;
-use crate::model::{Gate, Health, Host, InstanceKey, Monitor, Observed, Op, Wave};
+use crate::model::{Gate, Host, InstanceKey, Observed, Op, ProcessKey, Wave};
 use crate::store::Store;
 
-/// How long a changed instance may take to become healthy before the next wave starts.
-const HEALTHY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay before a failed observation is repeated.
 const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two observations of instances that are not ready yet.
+const READY_INTERVAL: Duration = Duration::from_millis(200);
 
 type Changed = BTreeMap<InstanceKey, InstanceQuery>;
 
@@ -72,22 +77,31 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         (recent, longest)
     }
 
-    pub(super) async fn gates(&mut self, wave: &Wave) {
+    /// After a wave: waits for the changed instances that a later wave or a gate needs.
+    pub(super) async fn gates(&mut self, wave: &Wave, later: &[Wave]) {
+        let needed = self.needed_later(later);
+        let gated = |process: &ProcessKey| wave.gates.iter().any(|gate| gate.process == *process);
         let changed: Changed = wave
             .steps
             .iter()
             .filter(|step| {
+                let declared = self.terms.dependencies.declared.get(&step.instance);
+                let is_needed = needed.contains(&step.instance.process())
+                    || declared.is_some_and(|name| needed.contains(name) || gated(name));
                 matches!(step.op, Op::Start | Op::Restart | Op::Reload)
+                    && is_needed
                     && !self.outcomes.failed.contains(&step.instance)
             })
             .map(|step| (step.instance.clone(), self.subject(step)))
             .collect();
         if !changed.is_empty() {
-            self.wait_until_healthy(&changed).await;
+            self.wait_until_ready(changed.clone()).await;
         }
         for gate in &wave.gates {
-            let is_of_it =
-                |key: &InstanceKey| self.terms.dependencies.declared.get(key) == Some(&gate.process);
+            let is_of_it = |key: &InstanceKey| {
+                self.terms.dependencies.declared.get(key) == Some(&gate.process)
+                    && !self.outcomes.failed.contains(key)
+            };
             let of_it = changed.iter().filter(|(key, _)| is_of_it(key));
             let of_it: Changed = of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
             if gate.soak_secs > 0 && !of_it.is_empty() && !self.is_over() {
@@ -95,6 +109,15 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             self.count_failures(gate);
         }
+    }
+
+    /// The names that the starts of later waves depend on.
+    fn needed_later(&self, later: &[Wave]) -> BTreeSet<ProcessKey> {
+        let Dependencies { declared, depends, .. } = &self.terms.dependencies;
+        let steps = later.iter().flat_map(|wave| &wave.steps);
+        let names = steps.filter_map(|step| declared.get(&step.instance));
+        let names: BTreeSet<&ProcessKey> = names.collect();
+        names.into_iter().filter_map(|name| depends.get(name)).flatten().cloned().collect()
     }
 
     fn count_failures(&mut self, gate: &Gate) {
@@ -144,34 +167,44 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    async fn wait_until_healthy(&mut self, changed: &Changed) {
-        if !self.terms.settings.caps.reads_health {
-            let first = self.observe_changed(changed).await;
-            let secs = changed.values().map(|subject| {
-                let monitor = subject.spec.as_ref().map(|spec| spec.monitor.start_check_secs);
-                monitor.flatten().unwrap_or(Monitor::START_CHECK_SECS)
+    /// Waits until each of these is ready, has failed, or has used up its time. After an interruption or the deadline,
+    /// later steps are skipped anyway.
+    async fn wait_until_ready(&mut self, mut open: Changed) {
+        let reads_health = self.terms.settings.caps.reads_health;
+        let begun = Instant::now();
+        let mut first: Option<Observed> = None;
+        while !self.is_over() {
+            let Some(observed) = self.observe_changed(&open).await else { break };
+            let first = first.get_or_insert_with(|| observed.clone());
+            let longest = open.keys().next().cloned();
+            let mut failed = Vec::new();
+            open.retain(|key, subject| {
+                let waited = Waited { time: begun.elapsed(), first: first.instances.get(key) };
+                match readiness(
+                    subject.spec.as_deref().map(|spec| &**spec),
+                    key,
+                    &observed,
+                    waited,
+                    reads_health,
+                ) {
+                    Readiness::Ready => false,
+                    Readiness::Pending => true,
+                    Readiness::Failed(why) => {
+                        failed.push((key.clone(), why));
+                        false
+                    }
+                }
             });
-            self.wait(Duration::from_secs(secs.max().unwrap_or(0).into())).await;
-            return self.count_unhealthy(changed, first.as_ref()).await;
-        }
-        let until = Instant::now() + HEALTHY_TIMEOUT;
-        while Instant::now() < until && !self.is_over() {
-            let Some(observed) = self.observe_changed(changed).await else { break };
-            // A disconnected agent may reconnect.
-            let is_open = |key: &InstanceKey| {
-                let seen = observed.instances.get(key);
-                observed.gaps.contains_key(&key.host)
-                    || seen.is_some_and(|seen| seen.health == Health::Starting)
-            };
-            if !changed.keys().any(is_open) {
-                break;
+            failed.into_iter().for_each(|(key, why)| self.record_unhealthy(&key, &why));
+            if open.is_empty() {
+                return;
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            (self.on_event)(ExecutionEvent::Waiting { left: open.len(), longest: longest.as_ref() });
+            self.wait(if reads_health { READY_INTERVAL } else { self.backend.poll_interval().1 }).await;
         }
-        self.count_unhealthy(changed, None).await;
     }
 
-    /// Marks instances as failed whose steps succeeded and that are unhealthy now.
+    /// Marks instances as failed that did not stay healthy during the soak.
     async fn count_unhealthy(&mut self, changed: &Changed, first: Option<&Observed>) {
         let Some(observed) = self.observe_changed(changed).await else {
             // An interruption is not a failure.
@@ -182,31 +215,22 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             return;
         };
+        let reads_health = self.terms.settings.caps.reads_health;
         for (key, subject) in changed {
-            let seen = observed.instances.get(key);
-            let resident = subject.spec.as_ref().is_some_and(|spec| spec.monitor.is_resident());
-            let is_unhealthy = match self.terms.settings.caps.reads_health {
-                true => seen.is_some_and(|seen| matches!(seen.health, Health::Degraded | Health::Failed)),
-                false => {
-                    let then = first.and_then(|first| first.instances.get(key)).and_then(|seen| seen.pid);
-                    let now = seen.and_then(|seen| seen.pid);
-                    resident && (now.is_none() || (then.is_some() && then != now))
-                }
-            };
-            if observed.gaps.contains_key(&key.host) {
-                self.record_unhealthy(key, "host could not be observed after the change");
-            } else if is_unhealthy {
-                self.record_unhealthy(key, "instance is unhealthy after the change");
+            let first = first.and_then(|first| first.instances.get(key));
+            let waited = Waited { time: Duration::MAX, first };
+            match readiness(subject.spec.as_deref().map(|spec| &**spec), key, &observed, waited, reads_health)
+            {
+                Readiness::Ready | Readiness::Pending => {}
+                Readiness::Failed(why) => self.record_unhealthy(key, &why),
             }
         }
     }
 
     fn record_unhealthy(&mut self, key: &InstanceKey, why: &str) {
-        if !self.outcomes.failed.insert(key.clone()) {
+        if !self.count_failed(key) {
             return;
         }
-        let declared = self.terms.dependencies.declared.get(key).cloned();
-        *self.outcomes.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
         if let Some(ended) = self.outcomes.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
             (ended.outcome, ended.message) = (StepOutcome::Failed, why.to_owned());
         }

@@ -6,7 +6,8 @@
 //! component, waves run one after the other ([`run`]). Within a wave, the steps of one instance run in order;
 //! instances are independent. Ready steps are sent in as few calls as the target allows, and every task is polled
 //! until each of its rows is final. After a failed step, the other steps of its instance and of everything that
-//! depends on it are skipped. Between two waves, changed instances must be healthy ([`gates`]). A hold or a pause
+//! depends on it are skipped. Between two waves, the changed instances that later steps depend on become ready, and
+//! those of a rollout healthy ([`gates`], [`readiness`]). A hold or a pause
 //! applies as soon as it is created ([`active_holds`]).
 //!
 //! Each call is journaled before it is sent ([`journal`]); the entry is deleted when every row is final. After a
@@ -24,6 +25,7 @@ mod gates;
 pub mod journal;
 pub mod ledger;
 pub mod lost_reply;
+mod readiness;
 mod recovery;
 mod run;
 
@@ -159,8 +161,9 @@ async fn execute_component<B: Backend, S: Store>(
         (run.on_event)(ExecutionEvent::Wave { nth: nth + 1, of: waves.len() });
         run.resume_soak(waves, wave).await;
         run.wave(wave).await;
-        if (nth + 1 < waves.len() || !wave.gates.is_empty()) && !run.is_over() {
-            run.gates(wave).await;
+        let later = &waves[nth + 1..];
+        if (!later.is_empty() || !wave.gates.is_empty()) && !run.is_over() {
+            run.gates(wave, later).await;
         }
     }
     run.finish().await

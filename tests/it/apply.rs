@@ -107,7 +107,7 @@ fn failures_are_reported_and_their_dependents_are_skipped() {
     assert!(junit.contains("failures=\"1\"") && junit.contains("skipped=\"1\""), "{junit}");
 }
 
-/// Somebody takes every call, and never answers.
+/// A target that accepts every call and never answers.
 #[test]
 fn an_unresponsive_target_ends_at_the_timeout() {
     let machine = Machine::new();

@@ -17,6 +17,7 @@ mod config_trust;
 mod controller_crash;
 mod convert;
 mod daemon_io;
+mod depends_on;
 mod dialects;
 mod engine;
 mod execute;

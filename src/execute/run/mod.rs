@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::time::Instant;
 use tracing::warn;
 
+use super::context::HostsByName;
 use super::journal::Journal;
 use super::{
     ExecutionContext, ExecutionEvent, ExecutionResult, FINAL_WRITE_TIMEOUT, StepOutcome, StepResult, ledger,
@@ -61,8 +62,10 @@ pub(super) struct RunOutcomes {
     pub(super) failed: BTreeSet<InstanceKey>,
     /// By declared name.
     pub(super) failures: HashMap<ProcessKey, u64>,
-    /// Declared names with a step that was skipped: processes that depend on them are skipped, too.
-    left_out: BTreeSet<ProcessKey>,
+    /// Names of the failed instances.
+    failed_names: HostsByName,
+    /// Names of the instances whose start was skipped: processes that depend on them are skipped, too.
+    not_started: HostsByName,
 }
 
 /// The rollouts of a run.
@@ -253,9 +256,9 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             self.terms.settings.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
             // Processes that depend on the skipped start are skipped, too.
-            let starts =
-                self.terms.dependencies.declared.get(&step.instance).filter(|_| step.op == Op::Start);
-            self.outcomes.left_out.extend(starts.cloned());
+            if step.op == Op::Start {
+                self.terms.dependencies.name_instance(&step.instance, &mut self.outcomes.not_started);
+            }
             return Some(reason);
         }
         let declared = self.terms.dependencies.declared.get(&step.instance)?;
@@ -265,15 +268,27 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         if !matches!(step.op, Op::Start | Op::Restart) {
             return None;
         }
-        let needs = self.terms.dependencies.depends.get(declared)?;
-        let failed = needs.iter().find(|name| self.outcomes.failures.contains_key(*name));
-        let why = match (failed, needs.iter().find(|name| self.outcomes.left_out.contains(*name))) {
-            (Some(failed), _) => format!("dependency {failed} failed"),
-            (None, Some(left_out)) => format!("dependency {left_out} was not started"),
+        let (dependencies, host) = (&self.terms.dependencies, &step.instance.host);
+        let failed = dependencies.find_among(declared, host, &self.outcomes.failed_names);
+        let why = match (failed, dependencies.find_among(declared, host, &self.outcomes.not_started)) {
+            (Some(name), _) => format!("dependency {name} failed"),
+            (None, Some(name)) => format!("dependency {name} was not started"),
             (None, None) => return None,
         };
-        self.outcomes.left_out.insert(declared.clone());
+        dependencies.name_instance(&step.instance, &mut self.outcomes.not_started);
         Some(why)
+    }
+
+    /// Counts a failed instance; `false`: it was counted before.
+    pub(super) fn count_failed(&mut self, instance: &InstanceKey) -> bool {
+        let (terms, outcomes) = (self.terms, &mut self.outcomes);
+        if !outcomes.failed.insert(instance.clone()) {
+            return false;
+        }
+        let declared = terms.dependencies.declared.get(instance).cloned();
+        *outcomes.failures.entry(declared.unwrap_or_else(|| instance.process())).or_default() += 1;
+        terms.dependencies.name_instance(instance, &mut outcomes.failed_names);
+        true
     }
 
     /// Deletes a finished call from the journal.

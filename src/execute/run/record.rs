@@ -46,16 +46,15 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         self.note(step, outcome, state, begun);
         let (id, code) = (step.id, state.code());
         let ended = StepResult { step: id, instance, op, outcome, state, code, message, took_ms, reason };
-        if !outcome.is_well()
-            && self.outcomes.failed.insert(step.instance.clone())
-            && outcome != StepOutcome::Skipped
-        {
-            let declared = self.terms.dependencies.declared.get(&step.instance).cloned();
-            *self
-                .outcomes
-                .failures
-                .entry(declared.unwrap_or_else(|| step.instance.process()))
-                .or_default() += 1;
+        match outcome {
+            StepOutcome::Done | StepOutcome::AlreadySo => {}
+            // The rest of its chain is skipped; a skipped step is not a failure.
+            StepOutcome::Skipped => {
+                self.outcomes.failed.insert(step.instance.clone());
+            }
+            StepOutcome::Failed | StepOutcome::TimedOut | StepOutcome::Unknown => {
+                self.count_failed(&step.instance);
+            }
         }
         (self.on_event)(ExecutionEvent::Ended(&ended));
         self.outcomes.ended.push(ended);

@@ -35,7 +35,7 @@ pub static PROCESS: Section = Section {
         entry("hosts", List(&Shape::Section(&HOST)), Required, FieldOrigin::GseAndJob, "Hosts and host groups that the process runs on, in any combination."),
         entry("state", Word(STATES), Optional, FieldOrigin::Abide, "Desired state: running (supervised by the agent), stopped, unhosted (running, not supervised) or absent.").with_default("running"),
         entry("instances", Int(INSTANCES), Optional, FieldOrigin::Abide, "Number of instances per host, named NAME_1 to NAME_N; ${instance} is the number. Unset: one instance, named NAME."),
-        entry("depends_on", List(&Text), Optional, FieldOrigin::Abide, "Processes that must run before this one starts, as NAMESPACE/NAME, or NAME in the same namespace. Affects order only, never causes a restart."),
+        entry("depends_on", List(&Text), Optional, FieldOrigin::Abide, "Processes that must be ready before this one starts, as NAMESPACE/NAME, or NAME in the same namespace: services healthy, one-shots ended with success. Affects order only, never causes a restart."),
         entry("protect", List(&Word(PROTECTIONS)), Optional, FieldOrigin::Abide, "Operations that Abide never performs on the process, in any plan."),
         entry("adopt", Bool, Optional, FieldOrigin::Abide, "Take ownership of a running process that has no owner, without a restart.").with_default("false"),
         entry("moved_from", Text, Optional, FieldOrigin::Abide, "Previous name of the process, as NAMESPACE/NAME or NAME. Renames it without a restart."),
