@@ -1,7 +1,8 @@
 //! Manual operations (`start`, `stop`, …) outside of a plan, executed and recorded like steps of a plan.
 //!
-//! They need no lease: the hold that is written before keeps controllers away. An instance without an owner stays
-//! without one.
+//! They need no lease: the hold that is written before a start, stop or kill keeps controllers away. A restart and a
+//! reload change nothing that a controller would undo, and leave no hold. An instance without an owner stays without
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,7 +50,17 @@ pub async fn observe_all<T: Target>(target: &T) -> Result<Observation, TargetErr
     observe_target(target, &Desired::default(), Some(BTreeSet::new())).await
 }
 
-/// Holds these instances and performs one operation on each. `observed` is what the observation
+/// Whether a manual operation is recorded as a hold: without one, a controller would undo it.
+pub fn is_recorded_as_hold(op: Op) -> bool {
+    match op {
+        Op::Start | Op::Stop | Op::Kill | Op::Supervise | Op::Unsupervise | Op::Register | Op::Unregister => {
+            true
+        }
+        Op::Restart | Op::Reload => false,
+    }
+}
+
+/// Holds these instances where the operation [needs it](is_recorded_as_hold), and performs it on each. `observed` is what the observation
 /// [remembers](Observation::remembered).
 pub async fn operate<T: Target>(
     op: Op,
@@ -61,7 +72,9 @@ pub async fn operate<T: Target>(
 ) -> Result<Vec<StepResult>, OperateError> {
     let steps = steps(op, instances, observation, &target.caps())?;
     // The hold is recorded before the operation is sent: a controller cannot undo it in between.
-    target.state().txn(holds(op, instances, terms)).await.map_err(OperateError::Hold)?;
+    if is_recorded_as_hold(op) {
+        target.state().txn(holds(op, instances, terms)).await.map_err(OperateError::Hold)?;
+    }
     Ok(execute_steps(steps, target, observed, deadline).await)
 }
 

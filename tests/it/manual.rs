@@ -4,6 +4,7 @@ use abide::store::{Embedded, Store, Txn};
 use serde_json::Value;
 
 use crate::dialects::{Daemon, Fleet};
+use crate::fixtures::machine::Machine;
 use crate::system::is_alive;
 
 fn sorted(fleet: &Fleet) -> Vec<String> {
@@ -114,4 +115,28 @@ fn an_exported_host_keeps_all_its_fields() {
     fleet.well("one", &[]);
     let (code, out, err) = fleet.run(&["export"]);
     assert!(code == 0 && out.contains("bk_supplier_id: 3"), "{code} {out}{err}");
+}
+
+/// A restart and a reload change nothing that a controller would undo.
+#[test]
+fn only_operations_that_a_controller_would_undo_leave_a_hold() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let holds = || machine.run(&["get", "holds", "-o", "json"]).1;
+    for verb in ["restart", "reload"] {
+        let (code, out, err) = machine.run(&[verb, "web/a"]);
+        assert!(
+            code == 0 && out.contains("1 of 1 instance") && !out.contains("held"),
+            "{verb}: {code} {out}{err}"
+        );
+        assert_eq!(holds().trim(), "[]", "{verb}");
+        let (code, _, err) = machine.run(&[verb, "web/a", "--until", "1h"]);
+        assert!(code == 0 && err.contains("leaves no hold"), "{verb}: {code} {err}");
+    }
+    for verb in ["stop", "start", "kill"] {
+        let (code, out, err) = machine.run(&[verb, "web/a", "--until", "1h"]);
+        assert!(code == 0 && out.contains("`abide release web/a`"), "{verb}: {code} {out}{err}");
+        assert!(holds().contains(&format!("manual {verb}")), "{verb}: {}", holds());
+    }
 }

@@ -1,6 +1,6 @@
 //! Manual operations on instances: `start`, `stop`, `restart`, `reload`, `kill`; `release`; `pause` and `resume`.
 //!
-//! Each operation records a hold before it is sent, so that `watch` and `apply` do not undo it.
+//! `start`, `stop` and `kill` record a hold before they are sent, so that `watch` and `apply` do not undo them.
 
 pub mod operate;
 pub mod pause;

@@ -1,4 +1,5 @@
-//! `abide start`, `stop`, `restart`, `reload` and `kill`: one operation on selected instances, recorded as a hold.
+//! `abide start`, `stop`, `restart`, `reload` and `kill`: one operation on selected instances. `start`, `stop` and `kill`
+//! are recorded as holds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::model::{HoldReason, InstanceKey, Observed, ObservedInstance, Op, Proc
 /// Time limit for the operations of one command.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Operate on processes now and record a hold
+/// Operate on processes now
 #[derive(Debug, clap::Args)]
 pub struct OperateArgs {
     #[command(flatten)]
@@ -29,7 +30,7 @@ pub struct OperateArgs {
 
 pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.whom.target.connect_or_start()?;
-    runtime()?.block_on(operate_and_hold(op, args, &live, printer))
+    runtime()?.block_on(operate(op, args, &live, printer))
 }
 
 /// The selected instances. A name that matches no instance is an error.
@@ -55,7 +56,7 @@ fn select_instances<'a>(
     Ok(found)
 }
 
-async fn operate_and_hold(
+async fn operate(
     op: Op,
     args: &OperateArgs,
     live: &ConnectedTarget,
@@ -65,24 +66,31 @@ async fn operate_and_hold(
     let observed = observation.remembered();
     let instances = select_instances(&args.whom, &observed)?;
     let until = args.terms.until.map(Until::time);
+    let is_held = manual::is_recorded_as_hold(op);
+    if !is_held && (until.is_some() || args.terms.reason.is_some()) {
+        printer.warning(&format!("{op} leaves no hold: --until and --reason have no effect"));
+    }
     let terms = HoldTerms { by: history::user(), reason: args.terms.reason.clone(), until };
     let deadline = Instant::now() + OPERATION_TIMEOUT;
     let operating = manual::operate(op, &instances, (&observation, &observed), &terms, live, deadline);
     let results = operating.await.map_err(|error| failure(&error))?;
     let (many, failed) = (instances.len(), print_results(&results, printer));
-    let held = count(many, "instance");
+    let all = count(many, "instance");
     let processes: BTreeSet<ProcessKey> = instances.iter().map(|(key, _)| key.process()).collect();
     let release = release_command(&processes);
-    if failed > 0 {
-        printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}\n", many - failed));
+    let done = format!("{BOLD}{op}{BOLD:#}: {} of {all}", many - failed);
+    let hold = match until {
+        _ if !is_held || failed > 0 => String::new(),
+        Some(time) => format!("; held until {time}, or until it is released: `{release}`"),
+        None => format!("; held until it is released: `{release}`"),
+    };
+    printer.styled(&format!("{done}{hold}\n"));
+    if failed > 0 && is_held {
         printer.info(&format!("the hold stays: run {op} again, or end the hold with `{release}`"));
+    }
+    if failed > 0 {
         return Ok(Exit::Incomplete);
     }
-    let until = match until {
-        Some(time) => format!("until {time}"),
-        None => format!("until it is released: `{release}`"),
-    };
-    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {many} of {held}; held {until}\n"));
     Ok(Exit::Done)
 }
 
