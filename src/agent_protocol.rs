@@ -5,11 +5,14 @@
 //! are numbered and resumable: a request is repeated until its number was seen, a result until it was acknowledged. An
 //! empty line is a heartbeat.
 
+mod history;
+
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::history::{ExitReason, FailedStart, InstanceHistory, ProcessExit};
 use crate::gse::codes::GseOp;
 use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};
 
@@ -97,6 +100,9 @@ pub struct OpRequest {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervises: bool,
     pub owner: Option<String>,
+    /// The app that requested the operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<String>,
     pub generation: Option<u64>,
     /// For older agents, which compare it with their own wall clock: milliseconds since 1970 by the gateway's.
     pub deadline: i64,
@@ -150,6 +156,20 @@ impl AgentOp {
                 true
             }
             AgentOp::Stop | AgentOp::Status | AgentOp::Unhost | AgentOp::Kill => false,
+        }
+    }
+
+    pub fn word(&self) -> &'static str {
+        match self {
+            AgentOp::Start => "start",
+            AgentOp::Stop => "stop",
+            AgentOp::Status => "status",
+            AgentOp::Host => "host",
+            AgentOp::Unhost => "unhost",
+            AgentOp::Restart => "restart",
+            AgentOp::Reload => "reload",
+            AgentOp::Kill => "kill",
+            AgentOp::Rename { .. } => "rename",
         }
     }
 
@@ -250,6 +270,9 @@ pub struct Report {
     /// Pid of a process with this identity that the agent neither launched nor adopted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stranger: Option<u32>,
+    /// Restarts, exits and the last failed start.
+    #[serde(default, skip_serializing_if = "InstanceHistory::is_empty")]
+    pub history: InstanceHistory,
 }
 
 /// State of a configuration file relative to the digest in the spec.

@@ -22,7 +22,8 @@
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
 //! delay other users.
 //!
-//! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]).
+//! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
+//! the last lines of its output ([`start_output`]).
 //!
 //! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
 //! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`],
@@ -58,6 +59,7 @@ mod recovery;
 mod restart_policy;
 mod schedule;
 mod spawn;
+mod start_output;
 mod state;
 mod stream_clock;
 mod tree;

@@ -19,7 +19,7 @@ use super::state::{
     result_key, state_key,
 };
 use super::unrecorded_launch::{self, InterruptedLaunch};
-use crate::agent_protocol::{OpResult, OwnedSpec};
+use crate::agent_protocol::{ExitReason, OpResult, OwnedSpec, ProcessExit};
 use crate::clock;
 use crate::model::{AutoType, InstanceKey, StartMode};
 use crate::store::{Error, Store, Txn, decode, keys};
@@ -223,6 +223,12 @@ fn resolve_relaunch(
     let Some(identity) = found.get(launch_id).cloned() else { return false };
     info!(%instance, pid = identity.pid, "resolving an interrupted relaunch");
     let (incarnation, live) = (launch_id.clone(), given.clone());
+    if let Some(ended) = &state.run {
+        let (at, pid, reason) = (clock::now().0, ended.identity.pid, ExitReason::Unknown);
+        let detail = "ended while the agent was restarted".to_owned();
+        state.history.add_exit(ProcessExit { at, pid, code: None, signal: None, reason, detail });
+    }
+    state.history.restarts += 1;
     let group = shared.groups.of(&incarnation).map(|group| group.path());
     state.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);

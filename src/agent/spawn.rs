@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
 use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
+use super::start_output::{LogStart, LogTarget};
 use super::user_files::{self, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
@@ -91,8 +93,8 @@ pub async fn environment(
 pub enum Sink {
     Nowhere,
     Memory(File),
-    /// The log at this path; for a directory, NAME.log in it.
-    Log(PathBuf, String),
+    /// The log at its path; for a directory, NAME.log in it.
+    Log(LogTarget),
 }
 
 /// Maximum duration of a launch: opening its files, clone and `execve`.
@@ -205,10 +207,18 @@ impl Launch {
         let output = match &self.output {
             Sink::Nowhere => None,
             Sink::Memory(file) => Some(file.try_clone().map_err(OutputError)?),
-            Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
+            Sink::Log(log) => Some(self.open_log(log)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
         Ok(LaunchFiles { null, output, code, group: self.group.as_ref().and_then(Cgroup::open_dir) })
+    }
+
+    fn open_log(&self, log: &LogTarget) -> Result<File, LaunchError> {
+        let file = self.rights.open_log(&log.path, &log.name)?;
+        if let Ok(meta) = file.metadata() {
+            let _ = log.start.set(LogStart { device: meta.dev(), inode: meta.ino(), length: meta.len() });
+        }
+        Ok(file)
     }
 
     /// Executes the command directly if possible, by a shell if necessary.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::Cgroup;
 use super::process::{ProcessHandle, ProcessIdentity};
 use super::restart_policy::{Completion, Phase, RestartSeries};
-use crate::agent_protocol::{OpRequest, OpResult, OwnedSpec};
+use crate::agent_protocol::{InstanceHistory, OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn, keys};
 
@@ -53,6 +53,9 @@ pub struct InstanceState {
     /// The operation of a one-shot run that began and whose outcome was not recorded. Only an explicit start repeats it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_run: Option<String>,
+    /// Restarts, exits and the last failed start.
+    #[serde(skip_serializing_if = "InstanceHistory::is_empty")]
+    pub history: InstanceHistory,
 }
 
 /// A series of relaunches that continues after a restart of the agent.
@@ -176,7 +179,8 @@ pub fn state_txn(instance: &InstanceKey, state: &InstanceState) -> Txn {
         && !state.hosted
         && state.run.is_none()
         && state.ran.is_none()
-        && state.unknown_run.is_none();
+        && state.unknown_run.is_none()
+        && state.history.failed_start.is_none();
     match is_empty {
         true => Txn::delete(state_key(instance)),
         false => Txn::put(state_key(instance), serde_json::to_vec(state).unwrap_or_default()),

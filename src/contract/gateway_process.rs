@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::instance_history::ExitDetails;
 use super::present;
 use super::process_row::{Hosting, ListedProcess, ProcessRow};
 use crate::model::{Health, HostKey, InstanceKey, Name, SpecRevision, SyncStatus};
@@ -69,6 +70,14 @@ pub struct GatewayProcess<S = Value> {
     /// State of each file in the configmap.
     #[serde(default)]
     pub config: Map<String, Value>,
+    /// Relaunches by supervision since the registration.
+    #[serde(default)]
+    pub restarts: u64,
+    #[serde(default)]
+    pub last_exit: Option<ExitDetails>,
+    /// The last exits, newest first; absent in a brief list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exits: Option<Vec<ExitDetails>>,
     /// The registered spec; absent in a brief list, `null` if it has secrets.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     #[schemars(with = "Option<Map<String, Value>>")]
@@ -159,7 +168,16 @@ impl GatewayProcess {
             report_time: self.report_time,
         };
         let (message, version) = (Some(self.message), Some(self.version));
-        ListedProcess { row, message, version, exit: self.exit, next: self.next, why: None }
+        ListedProcess {
+            row,
+            message,
+            version,
+            exit: self.exit,
+            next: self.next,
+            restarts: Some(self.restarts),
+            last_exit: self.last_exit,
+            why: None,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod gateway_process;
 mod history;
 mod hold;
 mod host;
+mod instance_history;
 mod lease;
 mod plan;
 mod problem;
@@ -29,6 +30,7 @@ pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSp
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};
 pub use host::HostEntry;
+pub use instance_history::ExitDetails;
 pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
 pub use plan::{
     HeldRow, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource, PlanStep,

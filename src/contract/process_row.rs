@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::gateway_process::GatewayProcess;
 use super::history::InstanceChange;
 use super::hold::HoldDetails;
+use super::instance_history::ExitDetails;
 use crate::model::{Health, HoldReason, HostKey, InstanceKey, Name, Op, SpecRevision, SyncStatus};
 
 /// The fields that every row has.
@@ -112,6 +113,11 @@ pub struct ListedProcess {
     pub exit: Option<i32>,
     /// Time of the agent's next action.
     pub next: Option<String>,
+    /// Relaunches by supervision since the registration; `null`: unknown.
+    #[serde(default)]
+    pub restarts: Option<u64>,
+    #[serde(default)]
+    pub last_exit: Option<ExitDetails>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -198,7 +204,16 @@ impl TargetProcess {
             TargetProcess::Observed(process) => {
                 let ObservedProcess { row, message, .. } = *process;
                 let row = ProcessRow { sync, ..row };
-                ListedProcess { row, message, version: None, exit: None, next: None, why: None }
+                ListedProcess {
+                    row,
+                    message,
+                    version: None,
+                    exit: None,
+                    next: None,
+                    restarts: None,
+                    last_exit: None,
+                    why: None,
+                }
             }
             TargetProcess::Gateway(process) => process.listed(sync),
         }

@@ -313,6 +313,7 @@ impl<S: Store> Gateway<S> {
         let known = batch.records.contains_key(instance)
             || self.store.get(&keys::registration(instance)).await?.is_some();
         let key = keys::report(instance);
+        batch.add(self.failed_start_txn(instance, report, known, budget).await?);
         if !known && report.live.is_none() && !report.hosted {
             batch.add(Txn::delete(key));
             return Ok(());

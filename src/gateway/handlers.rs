@@ -300,5 +300,6 @@ fn query(parts: &Parts) -> Result<Query, ApiError> {
         limit: get("limit"),
         brief: get("brief"),
         numbers: get("numbers"),
+        attempts: get("attempts"),
     })
 }

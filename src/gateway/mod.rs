@@ -14,7 +14,7 @@
 //! which all operations are final ([`floor`]).
 //!
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
-//! use the store through [`state`]. [`identity`] enforces one owner per process identity and host. Readers get
+//! use the store through [`state`]. [`failed_starts`] are listed on request. [`identity`] enforces one owner per process identity and host. Readers get
 //! digests in place of secrets ([`secrets`]).
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
@@ -24,10 +24,12 @@ pub mod auth;
 mod channel;
 mod deadlines;
 mod decode;
+mod failed_starts;
 mod floor;
 mod handlers;
 mod hosts;
 mod identity;
+mod instance_history;
 mod metrics;
 pub mod middleware;
 mod missing_agents;
@@ -133,6 +135,9 @@ impl<S: Store> Gateway<S> {
                 last_gc = Some(std::time::Instant::now());
                 if let Err(refusal) = self.gc_tasks().await {
                     tracing::warn!(?refusal, "cannot remove old tasks");
+                }
+                if let Err(refusal) = self.gc_failed_starts().await {
+                    tracing::warn!(?refusal, "cannot remove old failed starts");
                 }
             }
         }

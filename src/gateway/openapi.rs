@@ -133,6 +133,10 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
         ("after", "processes: `more` of the previous page; watch: a change number"),
         ("limit", "1 to 10000"),
         ("numbers", "watch: if set, also send the numbers of other changes"),
+        (
+            "attempts",
+            "processes: if set, also list instances that are not registered because their first start failed",
+        ),
     ];
     match call {
         ApiCall::Processes | ApiCall::Watch => FILTERS,

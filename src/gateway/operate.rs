@@ -330,6 +330,7 @@ fn task_item(
         spec: None,
         held,
         owner,
+        app: Some(caller.app.clone()).filter(|app| !app.is_empty()),
         generation: caller.generation,
         refused,
         written: None,

@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::error;
 
+use super::failed_starts::is_failed_start;
 use super::hosts::HostSession;
+use super::instance_history::{exits, last_exit};
 use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
@@ -44,10 +46,12 @@ pub struct Query {
     pub brief: Option<String>,
     /// Watch only: also send the numbers of other changes.
     pub numbers: Option<String>,
+    /// List only: also instances that are not registered, because their first start failed.
+    pub attempts: Option<String>,
 }
 
 impl Query {
-    fn matches(&self, key: &InstanceKey, record: Option<&RegistryRecord>) -> bool {
+    pub(super) fn matches(&self, key: &InstanceKey, record: Option<&RegistryRecord>) -> bool {
         let is =
             |pattern: &Option<String>, text: &str| pattern.as_ref().is_none_or(|pattern| glob(pattern, text));
         let owner = record.and_then(|record| record.given.owner.as_deref());
@@ -55,6 +59,16 @@ impl Query {
             && is(&self.name, key.name.as_str())
             && is(&self.host, &key.host.to_string())
             && self.owner.as_ref().is_none_or(|wanted| owner == Some(wanted))
+    }
+
+    /// The namespace, unless it is a pattern.
+    pub(super) fn exact_namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|text| !text.contains(['*', '?', '[']))
+    }
+
+    /// Whether rows have specs and exits.
+    pub(super) fn is_whole(&self) -> bool {
+        self.brief.is_none()
     }
 
     fn limit(&self) -> Result<usize, ApiError> {
@@ -65,11 +79,29 @@ impl Query {
 }
 
 impl<S: Store> Gateway<S> {
-    /// A page of processes, sorted by namespace, name and host. `more`: the `after` of the next page.
+    /// A page of processes, sorted by namespace, name and host; failed starts follow. `more`: the `after` of the next page.
     pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<ProcessPage, ApiError> {
         let limit = query.limit()?;
-        let plain = |text: &&String| !text.contains(['*', '?', '[']);
-        let prefix = match query.namespace.as_ref().filter(plain) {
+        let mut page = match query.after.as_deref().is_some_and(is_failed_start) {
+            true => {
+                let as_of = self.store.range("", None, 0).await?.as_of;
+                ProcessPage { items: Vec::new(), more: None, as_of }
+            }
+            false => self.registered_processes(query, may, limit).await?,
+        };
+        if page.more.is_none() && query.attempts.is_some() {
+            self.add_failed_starts(&mut page, query, may, limit).await?;
+        }
+        Ok(page)
+    }
+
+    async fn registered_processes(
+        &self,
+        query: &Query,
+        may: NamespaceFilter<'_>,
+        limit: usize,
+    ) -> Result<ProcessPage, ApiError> {
+        let prefix = match query.exact_namespace() {
             Some(namespace) => keys::registrations_prefix(namespace),
             None => keys::REGISTRATION_PREFIX.to_owned(),
         };
@@ -92,7 +124,7 @@ impl<S: Store> Gateway<S> {
                     continue;
                 };
                 if query.matches(&key, Some(&record)) && may(key.namespace.as_str()) {
-                    items.push(self.process_row(&key, &record, query.brief.is_none()).await?);
+                    items.push(self.process_row(&key, &record, query.is_whole()).await?);
                 }
             }
             if page.more.is_none() {
@@ -117,7 +149,7 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    fn process(
+    pub(super) fn process(
         &self,
         key: &InstanceKey,
         record: &RegistryRecord,
@@ -163,6 +195,9 @@ impl<S: Store> Gateway<S> {
             cpu: report.map_or(0.0, |report| report.cpu),
             mem: report.map_or(0.0, |report| report.mem),
             config: config.iter().map(|(path, state)| (path.clone(), json!(state))).collect(),
+            restarts: report.map_or(0, |report| report.history.restarts),
+            last_exit: last_exit(report),
+            exits: whole.then(|| exits(report)),
             spec: None,
             spec_redacted: None,
             live_spec: None,

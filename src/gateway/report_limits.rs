@@ -122,8 +122,12 @@ impl<S: Store> Gateway<S> {
     /// Number of instances of a host with a report.
     async fn reported_instances(&self, host: &HostKey) -> Result<usize, ApiError> {
         let end = format!("/{host}");
-        let page = self.store.range(keys::REPORT_PREFIX, None, usize::MAX).await?;
-        Ok(page.entries.iter().filter(|entry| entry.key.ends_with(&end)).count())
+        let mut count = 0;
+        for prefix in [keys::REPORT_PREFIX, keys::FAILED_START_PREFIX] {
+            let page = self.store.range(prefix, None, usize::MAX).await?;
+            count += page.entries.iter().filter(|entry| entry.key.ends_with(&end)).count();
+        }
+        Ok(count)
     }
 }
 

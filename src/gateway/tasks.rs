@@ -89,6 +89,9 @@ pub struct TaskItem {
     pub held: Option<OwnedSpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// The app of the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
     /// Result of an item that was refused at creation.
@@ -199,6 +202,7 @@ impl GatewayTask {
             takes: item.takes.clone(),
             supervises: item.supervises,
             owner: item.owner.clone(),
+            app: item.app.clone(),
             generation: item.generation,
             deadline,
             ttl_ms: Some(ttl_ms),

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `reg/NAMESPACE/NAME/HOST` | registered spec, owner, revision |
 //! | `live/NAMESPACE/NAME/HOST` | last report of the agent |
+//! | `failed/NAMESPACE/NAME/HOST` | last report of an instance whose first start failed: it is not registered |
 //! | `identity/HOST/INDEX` | instance that holds an identity |
 //! | `claim/HOST/NAMESPACE/NAME` | registration without its identity |
 //! | `group/NAMESPACE/HOST` | pools of a namespace on a host |
@@ -62,6 +63,7 @@ use crate::model::{HostKey, InstanceKey, Name};
 
 pub const REGISTRATION_PREFIX: &str = "reg/";
 pub const REPORT_PREFIX: &str = "live/";
+pub const FAILED_START_PREFIX: &str = "failed/";
 pub const GROUP_PREFIX: &str = "group/";
 pub const TASK_PREFIX: &str = "task/";
 pub const OPEN_TASK_PREFIX: &str = "open/";
@@ -83,13 +85,30 @@ pub fn report(instance: &InstanceKey) -> String {
     by_process(REPORT_PREFIX, instance)
 }
 
+pub fn failed_start(instance: &InstanceKey) -> String {
+    by_process(FAILED_START_PREFIX, instance)
+}
+
+/// The failed starts of all namespaces, or of one.
+pub fn failed_starts_prefix(namespace: Option<&str>) -> String {
+    namespace.map_or(FAILED_START_PREFIX.to_owned(), |name| format!("{FAILED_START_PREFIX}{name}/"))
+}
+
+/// The instance of a failed start.
+pub fn failed_start_of(key: &str) -> Option<InstanceKey> {
+    process_of(key.strip_prefix(FAILED_START_PREFIX)?)
+}
+
 fn by_process(prefix: &str, instance: &InstanceKey) -> String {
     format!("{prefix}{}/{}/{}", instance.namespace, instance.name, instance.host)
 }
 
 /// The instance of a registration or a report; `None` for every other key.
 pub fn instance_of(key: &str) -> Option<InstanceKey> {
-    let rest = key.strip_prefix(REGISTRATION_PREFIX).or_else(|| key.strip_prefix(REPORT_PREFIX))?;
+    process_of(key.strip_prefix(REGISTRATION_PREFIX).or_else(|| key.strip_prefix(REPORT_PREFIX))?)
+}
+
+fn process_of(rest: &str) -> Option<InstanceKey> {
     let mut parts = rest.splitn(3, '/');
     let (namespace, name) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     Some(InstanceKey { host: parts.next()?.parse().ok()?, namespace, name })
@@ -385,6 +404,9 @@ mod tests {
             (registration(&instance), "reg/web/api/0:10.0.0.7"),
             (registrations_prefix("web"), "reg/web/"),
             (report(&instance), "live/web/api/0:10.0.0.7"),
+            (failed_start(&instance), "failed/web/api/0:10.0.0.7"),
+            (failed_starts_prefix(Some("web")), "failed/web/"),
+            (failed_starts_prefix(None), "failed/"),
             (identity(host, "k/1"), "identity/0:10.0.0.7/k/1"),
             (claim(&instance), "claim/0:10.0.0.7/web/api"),
             (group("web", host), "group/web/0:10.0.0.7"),
@@ -434,6 +456,8 @@ mod tests {
         assert_eq!(instance_of(&registration(&instance)).as_ref(), Some(&instance));
         assert_eq!(instance_of(&report(&instance)).as_ref(), Some(&instance));
         assert_eq!(instance_of(&hold(&instance)), None);
+        assert_eq!(instance_of(&failed_start(&instance)), None);
+        assert_eq!(failed_start_of(&failed_start(&instance)).as_ref(), Some(&instance));
         assert_eq!(group_of("group/web/0:10.0.0.7"), Some(("web", instance.host.clone())));
         assert_eq!(task_of("task/t1"), Some("t1"));
         assert_eq!(open_task_of("open/open/1"), Some("open/1"));

@@ -32,6 +32,7 @@ mod host_policy;
 mod hostile_manifests;
 mod hostile_platform;
 mod import;
+mod instance_history;
 mod interrupted;
 mod last_good;
 mod launch;

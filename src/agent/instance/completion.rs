@@ -4,7 +4,7 @@ use tracing::info;
 
 use super::InstanceTask;
 use crate::agent::restart_policy::{Completion, ProcessEnd, completion};
-use crate::agent_protocol::OwnedSpec;
+use crate::agent_protocol::{InstanceHistory, OwnedSpec};
 use crate::model::{AutoType, Effect, RestartRule, RestartWhen, difference};
 
 impl InstanceTask {
@@ -62,6 +62,10 @@ impl InstanceTask {
     /// Replaces the registered spec. Another spec has not completed: it has yet to run.
     pub(super) fn register_given(&mut self, given: Option<OwnedSpec>) {
         let spec = |owned: &Option<OwnedSpec>| owned.as_ref().map(|owned| owned.spec.clone());
+        // The history begins with the registration.
+        if given.is_none() && self.state.given.is_some() {
+            self.state.history = InstanceHistory::default();
+        }
         if spec(&given) != spec(&self.state.given) {
             self.state.completed = None;
         }

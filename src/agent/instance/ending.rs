@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
+use super::history::ExitCause;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::exit_record::{command_id, kill_group};
@@ -78,7 +79,7 @@ impl InstanceTask {
         let pending = self.pending();
         let _ = self.write_with(None, pending).await;
         failpoint::point("unguarded");
-        let reply = self.stop_process(owned, command, signal, Some(op_id)).await;
+        let reply = self.stop_process(owned, command, signal, Ok(op_id)).await;
         if reply.0 != RowCode::DONE && self.is_running() {
             self.state.hosted = hosted;
         }
@@ -86,12 +87,13 @@ impl InstanceTask {
     }
 
     /// Stops the process by its command, or by a signal and, after the wait, by SIGKILL; then ends the rest of its tree.
+    /// `by`: the operation, or the exceeded limit.
     pub(super) async fn stop_process(
         &mut self,
         owned: &OwnedSpec,
         command: Option<&str>,
         signal: Signal,
-        op_id: Option<&str>,
+        by: Result<&str, &str>,
     ) -> OpReply {
         let limit = owned.spec.control.stop_timeout;
         let secs = limit.or(owned.spec.monitor.stop_check_secs).unwrap_or(STOP_SECS);
@@ -102,7 +104,7 @@ impl InstanceTask {
         let mut killed = KilledProcesses::default();
         let ended = match command {
             Some(command) => {
-                let failure = handle.reaping(self.run_stop_command(owned, command, op_id)).await;
+                let failure = handle.reaping(self.run_stop_command(owned, command, by.ok())).await;
                 begun = Instant::now();
                 match timeout(wait, handle.wait_exit()).await {
                     Ok(code) => Ok(code),
@@ -130,7 +132,8 @@ impl InstanceTask {
             killed.extend(tree.end(grace.saturating_sub(begun.elapsed())).await);
         }
         self.handle = Some(handle);
-        self.record_exit(code).await;
+        let cause = by.map_or_else(|limit| ExitCause::Limit(limit.to_owned()), |_| ExitCause::Operation);
+        self.record_exit(code, cause).await;
         stopped(&killed)
     }
 
@@ -164,7 +167,7 @@ impl InstanceTask {
             kill_group(&shell);
         }
         let killed = self.end_tree().await;
-        self.record_exit(None).await;
+        self.record_exit(None, ExitCause::Operation).await;
         killed
     }
 
@@ -208,9 +211,9 @@ impl InstanceTask {
     }
 
     /// Records the end of the process, after what is left of its tree was killed, and removes its pid file.
-    pub(super) async fn record_exit(&mut self, code: Option<i32>) {
+    pub(super) async fn record_exit(&mut self, code: Option<i32>, cause: ExitCause) {
         self.end_tree().await;
-        self.clear_process(code);
+        self.clear_process(code, cause);
         self.remove_old_pid_file().await;
     }
 
@@ -223,9 +226,12 @@ impl InstanceTask {
     }
 
     /// Records the end of the process. The caller removes the pid file: a relaunch replaces it without waiting for that.
-    pub(super) fn clear_process(&mut self, code: Option<i32>) {
+    pub(super) fn clear_process(&mut self, code: Option<i32>, cause: ExitCause) {
         let recorded = |run: &ProcessRun| self.shared.exits.code(&run.incarnation);
         let code = code.or_else(|| self.state.run.as_ref().and_then(recorded));
+        if let Some(pid) = self.state.run.as_ref().map(|run| run.identity.pid) {
+            self.add_exit(pid, code, cause);
+        }
         if let Some(run) = self.state.run.take() {
             // Deleted only after the state is written: an agent that is killed before that reads the record again.
             self.unwritten.exit_records.extend(Some(run.incarnation.clone()).filter(|id| !id.is_empty()));

@@ -11,13 +11,16 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
-use crate::agent::error::AgentError;
+use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
+use crate::agent::masking::SecretTexts;
+use crate::agent::output::{Output, OutputError};
 use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
 use crate::agent::spawn::{
     CommandExit, Environment, Launch, Sink, SpecCommand, environment, ignored_variables,
 };
+use crate::agent::start_output::{LogTarget, StartAttempt, last_lines};
 use crate::agent::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent::user_files::{FileWork, Rights};
 use crate::agent_protocol::OwnedSpec;
@@ -25,12 +28,14 @@ use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Spec, StartMode};
 
 impl InstanceTask {
-    /// Launches the process of a spec, and opens a handle on it.
+    /// Launches the process of a spec, and opens a handle on it. `captures`: the output of a foreground process without a log
+    /// is captured, for the message of a failed start.
     pub(super) async fn begin(
         &mut self,
         owned: &OwnedSpec,
         launch_id: &str,
         group: Option<Cgroup>,
+        captures: bool,
     ) -> Result<ProcessHandle, OpReply> {
         let spec = &owned.spec;
         let Some(command) = spec.control.start_cmd.clone() else {
@@ -49,19 +54,22 @@ impl InstanceTask {
         let resident = spec.monitor.auto_type == AutoType::Resident;
         match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
             StartMode::Foreground => {
-                let log = spec.identity.log_path.as_ref();
+                let output = self.foreground_output(spec, &rights, env.secrets, captures && resident)?;
                 let launch = Launch {
                     command,
                     folder: PathBuf::from(&spec.identity.setup_path),
                     rights,
                     env: env.variables,
-                    output: log
-                        .map_or(Sink::Nowhere, |path| Sink::Log(path.into(), self.key.name.to_string())),
+                    output,
                     record: (!resident).then(|| (self.shared.exits.clone(), launch_id.to_owned())),
                     pid_file: Some(pid_file),
                     group,
                 };
-                launch.spawn().await.map_err(|error| failed(AgentError::from(error)))
+                let launched = launch.spawn().await;
+                launched.map_err(|error| {
+                    (self.progress.attempt, self.output) = (None, None);
+                    failed(AgentError::from(error))
+                })
             }
             StartMode::Daemon => {
                 let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);
@@ -70,6 +78,32 @@ impl InstanceTask {
                 self.begin_daemon(spec, &rights, &command, env, (launch_id, group)).await
             }
         }
+    }
+
+    /// The destination of the output of a foreground process.
+    fn foreground_output(
+        &mut self,
+        spec: &Spec,
+        rights: &Rights,
+        secrets: SecretTexts,
+        captures: bool,
+    ) -> Result<Sink, OpReply> {
+        let log = spec.identity.log_path.as_ref();
+        let log = log.map(|path| LogTarget::new(path, self.key.name.to_string()));
+        let wrong = |error: OutputError| failed(AgentError::from(LaunchError::from(error)));
+        let sink = match &log {
+            Some(log) => Sink::Log(log.clone()),
+            None if captures => {
+                let output = Output::new().map_err(wrong)?;
+                let descriptor = output.descriptor().map_err(wrong)?;
+                self.output = Some(output);
+                Sink::Memory(descriptor)
+            }
+            None => Sink::Nowhere,
+        };
+        let log = log.map(|log| (log, rights.clone()));
+        self.progress.attempt = captures.then(|| Box::new(StartAttempt { log, secrets }));
+        Ok(sink)
     }
 
     /// Runs a daemon's start_cmd, and claims the process that its pid file names, with proof.
@@ -92,6 +126,7 @@ impl InstanceTask {
             replaces: None,
         };
         let folder = Path::new(&spec.identity.setup_path);
+        self.progress.attempt = Some(Box::new(StartAttempt { log: None, secrets: env.secrets.clone() }));
         let program = SpecCommand { command, folder, rights, env, time };
         let record = start_id(launch_id);
         if is_interrupted(&shared, spec, &evidence, &record).await {
@@ -103,10 +138,11 @@ impl InstanceTask {
             match ended {
                 CommandExit::Success => {}
                 CommandExit::Failure(code, output) => {
-                    return Err(failed(format!("start_cmd ended with {code}: {output}")));
+                    return Err(failed(format!("start_cmd ended with {code}: {}", last_lines(&output))));
                 }
                 CommandExit::TimedOut(output) => {
-                    return Err(failed(format!("start_cmd timed out after {} s: {output}", time.as_secs())));
+                    let (secs, output) = (time.as_secs(), last_lines(&output));
+                    return Err(failed(format!("start_cmd timed out after {secs} s: {output}")));
                 }
             }
         }
@@ -119,7 +155,8 @@ impl InstanceTask {
                 Err(why) => why,
             };
             if !may_wait(spec, rights, &evidence, begun, Duration::from_secs(secs.into())).await {
-                return Err((RowCode::CHECK_FAILED, format!("process did not start: {why}")));
+                let output = self.start_output().await;
+                return Err((RowCode::CHECK_FAILED, format!("process did not start: {why}{output}")));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }

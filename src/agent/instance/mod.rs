@@ -7,6 +7,7 @@
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
 //! - [`monitor`]: resource usage, health, version and files of a running process.
+//! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
 //! - [`report`]: reports to the gateway, and the live status check.
@@ -16,6 +17,7 @@ mod commands;
 mod completion;
 mod ending;
 mod handover;
+mod history;
 mod launch;
 mod monitor;
 mod operations;
@@ -41,6 +43,7 @@ use super::process::{LaunchedProcess, ProcessHandle};
 use super::recovery::Resumption;
 use super::restart_policy::{Phase, RestartEvent, RestartSeries};
 use super::schedule::{ClockReading, Schedule};
+use super::start_output::StartAttempt;
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, Retry, intent_key, pending_key, results_txn, state_key,
     state_txn,
@@ -77,7 +80,7 @@ pub struct InstanceTask {
     handle: Option<ProcessHandle>,
     launches: LaunchSchedule,
     monitors: Box<Monitors>,
-    /// Captured output of start_cmd, which a daemon may still write to.
+    /// Captured output of start_cmd, which a daemon may still write to, or of a foreground process without a log.
     output: Option<Output>,
     pub(super) progress: OperationProgress,
     pid_file: PidFileState,
@@ -106,6 +109,8 @@ pub(super) struct OperationProgress {
     pub(super) resumption: Option<Box<Resumption>>,
     /// A daemon launch that an earlier agent began and the operation in progress continues.
     interrupted: Option<Box<LaunchIntent>>,
+    /// The output of the start that is being checked.
+    attempt: Option<Box<StartAttempt>>,
 }
 
 /// The pid file of an instance, apart from the process that the task holds.
@@ -291,6 +296,7 @@ impl InstanceTask {
             }
             InstanceCommand::Op(request) => {
                 let (code, message, content) = self.operate(&request).await;
+                self.record_failed_start(&request, code, &message);
                 self.finish(&request, code, message, content, Txn::default()).await;
                 self.supervise_after_failure().await;
             }

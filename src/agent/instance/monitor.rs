@@ -18,9 +18,11 @@ use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_li
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent_protocol::ConfigState;
 use crate::gse::codes::RowCode;
+use crate::model::StartMode;
 
-/// Interval between two trims of the captured output of a daemon.
-const TRIM_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval between two trims of the captured output of a daemon, and of a foreground process, which is also bounded while it
+/// writes.
+const TRIM_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
 /// The last results of the monitors of a running process, and their next times.
 #[derive(Default)]
@@ -47,6 +49,8 @@ impl InstanceTask {
         let limited = live.is_some_and(|spec| is_limited(&spec.resource));
         let pooled = live.is_some() && self.state.hosted && self.shared.pools.has(&self.key);
         let has_checks = live.is_some_and(|spec| checks::has_any(spec));
+        let is_daemon =
+            live.is_none_or(|spec| spec.control.start_mode.unwrap_or_default() == StartMode::Daemon);
         let interval =
             live.and_then(|spec| HealthSettings::of(spec)).map_or(self.shared.check_interval, |settings| {
                 settings.next_interval(&self.monitors.health, self.shared.check_interval)
@@ -59,7 +63,8 @@ impl InstanceTask {
         plan(&mut monitors.sample_at, limited && self.state.hosted || pooled, SAMPLE_INTERVAL);
         let after = if monitors.check_count == 0 { checks::FIRST_CHECK_DELAY } else { interval };
         plan(&mut monitors.check_at, has_checks && monitors.check_task.is_none(), after);
-        plan(&mut monitors.trim_at, self.output.is_some(), TRIM_INTERVAL);
+        let trim_interval = if is_daemon { TRIM_INTERVALS.0 } else { TRIM_INTERVALS.1 };
+        plan(&mut monitors.trim_at, self.output.is_some(), trim_interval);
     }
 
     /// Samples the resource usage, and stops the process if it exceeds a limit.
@@ -76,10 +81,10 @@ impl InstanceTask {
         let Some(why) = excess.map(|excess| format!("process was {excess}")).or(pooled) else { return };
         warn!(instance = %self.key, %why, "stopping process: resource limit exceeded");
         let signal = stop_signal(&live.spec);
-        let reply = self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, None).await;
+        let reply = self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, Err(&why)).await;
         if reply.0 != RowCode::DONE && self.is_running() {
             // A stop_cmd that fails must not let the process keep its resources.
-            let _ = self.stop_process(&live, None, Signal::KILL, None).await;
+            let _ = self.stop_process(&live, None, Signal::KILL, Err(&why)).await;
         }
         self.state.message = why;
         if !self.is_running() {

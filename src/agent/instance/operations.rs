@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::adoption::not_owned;
 use super::ending::stop_signal;
+use super::history::ExitCause;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
@@ -111,7 +112,7 @@ impl InstanceTask {
             }
         }
         failpoint::point("intent-written");
-        let process = match self.begin(owned, &intent.incarnation, group.clone()).await {
+        let process = match self.begin(owned, &intent.incarnation, group.clone(), check).await {
             Ok(handle) => handle,
             Err(reply) => {
                 group.into_iter().for_each(Cgroup::clear);
@@ -121,6 +122,9 @@ impl InstanceTask {
         failpoint::point("born");
         let LaunchIntent { incarnation, op_id: by, group, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
+        self.state.history.failed_start = None;
+        let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
+        self.state.history.restarts += u64::from(by.is_none() && is_resident);
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output });
@@ -135,10 +139,12 @@ impl InstanceTask {
         failpoint::point("row-written");
         self.report();
         let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        if !check || owned.spec.monitor.auto_type != AutoType::Resident {
+        if !check || !is_resident {
             return done();
         }
-        self.stays_running(Duration::from_secs(secs.into())).await
+        let reply = self.stays_running(Duration::from_secs(secs.into())).await;
+        self.progress.attempt = None;
+        reply
     }
 
     /// Finishes the start check of a process that this operation launched before the agent restarted.
@@ -157,12 +163,21 @@ impl InstanceTask {
         let Some(handle) = &self.handle else { return failed("process is gone") };
         let Ok(code) = tokio::time::timeout(time, handle.wait_exit()).await else { return done() };
         let (end, live) = (self.process_end(code), self.state.run.as_ref().map(|run| run.live.clone()));
-        self.record_exit(code).await;
+        let output = self.start_output().await;
+        self.record_exit(code, ExitCause::StartCheck).await;
         if live.is_some_and(|live| self.completes_start(&live, end)) {
             return (RowCode::DONE, format!("success; {}", self.state.message));
         }
         let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
-        (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s", time.as_secs()))
+        (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s{output}", time.as_secs()))
+    }
+
+    /// The last lines of the output of a start that fails, for its message.
+    pub(super) async fn start_output(&mut self) -> String {
+        match self.progress.attempt.take() {
+            Some(attempt) => attempt.last_lines(self.output.as_ref()).await,
+            None => String::new(),
+        }
     }
 
     /// Restarts the process. `supervises`: a stopped process is started as well, and the process is supervised afterwards.
@@ -235,7 +250,8 @@ impl InstanceTask {
             }
             let stop = live.spec.control.stop_cmd.as_deref();
             let signal = stop_signal(&live.spec);
-            let reply = self.stop_process(&live, stop, signal, op_id.as_deref()).await;
+            let reply =
+                self.stop_process(&live, stop, signal, Ok(op_id.as_deref().unwrap_or_default())).await;
             if reply.0 != RowCode::DONE {
                 return reply;
             }

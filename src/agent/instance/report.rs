@@ -33,7 +33,8 @@ impl InstanceTask {
     }
 
     /// Sends the current state to the gateway.
-    pub(super) fn report(&self) {
+    pub(super) fn report(&mut self) {
+        self.expire_failed_start();
         let state = &self.state;
         let failed = matches!(self.launches.series.phase, Phase::Failed { .. });
         let now = read_clocks();
@@ -49,6 +50,9 @@ impl InstanceTask {
         let live = state.run.as_ref().map(|run| &run.live.spec);
         let has_health_check = live.is_some_and(|spec| HealthSettings::of(spec).is_some());
         let mut message = state.message.clone();
+        if let Some(failed) = state.history.failed_start.as_ref().filter(|_| !self.is_running()) {
+            message.clone_from(&failed.message);
+        }
         let health = match (self.is_running(), state.exit) {
             (true, _) if !has_health_check => "Healthy",
             (true, _) => {
@@ -95,6 +99,7 @@ impl InstanceTask {
             mem: self.monitors.share.map_or(0.0, |share| share.mem),
             config: self.monitors.config.clone(),
             stranger: foreign_pid,
+            history: state.history.clone(),
         };
         let _ = self.shared.up.send(AgentMessage::Report(Box::new(report)));
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::history::ExitCause;
 use super::{InstanceTask, read_clocks};
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
 use crate::agent::schedule::Schedule;
@@ -77,7 +78,8 @@ impl InstanceTask {
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         let end = self.process_end(code);
-        self.clear_process(code);
+        let cause = if self.handle.is_some() { ExitCause::Itself } else { ExitCause::Unobserved };
+        self.clear_process(code, cause);
         let code = self.state.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "process ended");

@@ -5,6 +5,7 @@
 
 use tracing::info;
 
+use super::history::ExitCause;
 use super::{InstanceTask, OpReply, read_clocks};
 use crate::agent::fresh_id;
 use crate::agent::process::{boot_id, ticks_since_boot};
@@ -75,6 +76,7 @@ impl InstanceTask {
             }
         };
         self.progress.interrupted = None;
+        self.record_failed_start(&request, code, &message);
         self.finish(&request, code, message, None, Txn::default()).await;
         self.supervise_after_failure().await;
     }
@@ -103,7 +105,7 @@ impl InstanceTask {
         if ends_tree {
             return None;
         }
-        self.record_exit(None).await;
+        self.record_exit(None, ExitCause::Unobserved).await;
         self.state.message = "ended while the agent was restarted".to_owned();
         self.record_unknown_run(&live, by.clone());
         match request.op {

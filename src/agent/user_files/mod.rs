@@ -25,6 +25,7 @@ pub use self::walk::FileError;
 use self::walk::{FileAccess, Folder, WalkRule, parent};
 use super::account::{Account, FileCredentials};
 use super::permits::Permits;
+use super::start_output::LogStart;
 use super::worker_threads;
 
 /// Whether the host policy lets root open this path for another user.
@@ -38,6 +39,8 @@ pub const MAX_PER_USER: usize = 8;
 const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 /// Maximum size of a file that is summed.
 const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
+/// Bytes at the end of a log that a message may show.
+const LOG_TAIL_BYTES: u64 = 4096;
 
 /// Why a file of a spec cannot be used with its user's rights.
 #[derive(Debug, thiserror::Error)]
@@ -173,7 +176,7 @@ impl Rights {
     /// Opens a log for appending, and creates missing directories. For a directory, opens NAME.log in it. Blocks.
     pub fn open_log(&self, path: &Path, name: &str) -> Result<File, UserFileError> {
         let name = name.to_owned();
-        let opened = self.with(path, move |path, rule| open_log(path, &name, rule));
+        let opened = self.with(path, move |path, rule| open_log(path, &name, rule, FileAccess::Append));
         opened.map_err(|error| {
             let denied =
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
@@ -183,6 +186,20 @@ impl Rights {
                 error => self.explain("cannot open log_path", path, error).with_hint(hint),
             }
         })
+    }
+
+    /// The end of what was written to a log since `start`, after `context` bytes that masking needs. Returns the bytes and
+    /// the number of context bytes. A log that was replaced since is read from its beginning. Blocks.
+    pub fn read_log(
+        &self,
+        path: &Path,
+        name: &str,
+        start: LogStart,
+        context: usize,
+    ) -> Result<(Vec<u8>, usize), UserFileError> {
+        let name = name.to_owned();
+        let read = self.with(path, move |path, rule| read_log(path, &name, rule, start, context as u64));
+        read.map_err(|error| self.explain("cannot read log_path", path, error))
     }
 
     /// Creates the missing parent directories of a file. Blocks.
@@ -337,17 +354,44 @@ fn name_of(uid: u32) -> String {
     user.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-fn open_log(path: &Path, name: &str, rule: WalkRule) -> Result<File, FileError> {
+fn read_log(
+    path: &Path,
+    name: &str,
+    rule: WalkRule,
+    start: LogStart,
+    context: u64,
+) -> Result<(Vec<u8>, usize), FileError> {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let file = open_log(path, name, rule, FileAccess::Read)?;
+    let meta = file.metadata()?;
+    let is_same = (meta.dev(), meta.ino()) == (start.device, start.inode) && meta.len() >= start.length;
+    let begin = if is_same { start.length } else { 0 };
+    let from = begin.max(meta.len().saturating_sub(LOG_TAIL_BYTES));
+    let before = from.saturating_sub(context);
+    let mut bytes = vec![0; usize::try_from(meta.len() - before).unwrap_or(0)];
+    let mut length = 0;
+    // A log may be truncated while it is read.
+    while length < bytes.len() {
+        match file.read_at(&mut bytes[length..], before + length as u64)? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    bytes.truncate(length);
+    Ok((bytes, usize::try_from(from - before).unwrap_or(0)))
+}
+
+fn open_log(path: &Path, name: &str, rule: WalkRule, access: FileAccess) -> Result<File, FileError> {
     let below = |folder: Folder| {
         let name = format!("{name}.log");
         // A name with a slash could leave the directory.
         match name.contains('/') {
             true => Err(FileError::Content("name contains a slash")),
-            false => folder.open(name.as_ref(), FileAccess::Append),
+            false => folder.open(name.as_ref(), access),
         }
     };
-    let (folder, last) = parent(path, rule, true)?;
-    match folder.open(&last, FileAccess::Append) {
+    let (folder, last) = parent(path, rule, access == FileAccess::Append)?;
+    match folder.open(&last, access) {
         Err(FileError::Kind("a directory")) => below(Folder::walk(path, rule, false)?),
         // A link to a directory is treated as a link inside the path.
         Err(FileError::Link) => match Folder::walk(path, rule, false) {

@@ -24,7 +24,7 @@ pub(super) struct FullObservation {
 }
 
 impl Abide {
-    /// Every process that the gateway knows.
+    /// Every process that the gateway knows, sorted by namespace, name and host.
     pub async fn rows(&self, query: &str) -> Result<Vec<GatewayProcess>, BackendError> {
         let mut all = Vec::new();
         let mut after = String::new();
@@ -34,7 +34,14 @@ impl Abide {
             all.extend(page.items.into_iter().map(GatewayProcess::with_redacted_specs));
             match page.more {
                 Some(more) => after = format!("&after={}", escaped(&more)),
-                None => return Ok(all),
+                None => {
+                    // Failed starts follow the registered processes.
+                    let order = |one: &GatewayProcess| {
+                        (one.namespace.clone(), one.name.clone(), one.host.to_string())
+                    };
+                    all.sort_by_key(order);
+                    return Ok(all);
+                }
             }
         }
     }

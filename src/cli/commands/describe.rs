@@ -32,7 +32,7 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     };
     let live = args.target.connect(LocalStart::Never)?.ok_or_else(unknown)?;
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
-        let rows = live.rows("").await?;
+        let rows = live.rows("&attempts=1").await?;
         let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
         let history: Vec<HistoryEntry> = history
             .unwrap_or_default()

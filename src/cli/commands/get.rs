@@ -12,7 +12,7 @@ use crate::cli::output::table::{Align, Table};
 use crate::cli::sync_status::statuses;
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract::{HoldRow, HostEntry, ListedProcess, TargetProcess};
+use crate::contract::{ExitDetails, HoldRow, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
 use crate::manifest::{self, Limits};
 use crate::model::{Hold, InstanceKey, Pause, Time};
@@ -110,7 +110,9 @@ async fn rows(
     };
     let rows = match args.kind {
         Kind::Processes | Kind::Orphans => {
-            let all = live.rows("&brief=1").await?;
+            // An instance whose first start failed is not registered: it is not an orphan.
+            let attempts = if args.kind == Kind::Processes { "&attempts=1" } else { "" };
+            let all = live.rows(&format!("&brief=1{attempts}")).await?;
             let meant = all.into_iter().filter(is_meant);
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).map(value).collect(),
@@ -283,6 +285,8 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
             "exit",
             "next",
             "message",
+            "restarts",
+            "last_exit",
         ],
         (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
@@ -300,6 +304,10 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         other => other.to_string(),
     };
     let shown = |row: &Value, field: &str| match (args.kind, field) {
+        (Kind::Processes, "last_exit") => {
+            let exit = serde_json::from_value::<ExitDetails>(row[field].clone());
+            exit.map_or("-".to_owned(), |exit| visible(&exit.to_string()))
+        }
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         // Milliseconds in JSON, a time for people.
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),

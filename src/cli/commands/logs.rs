@@ -93,7 +93,7 @@ fn log_path(args: &LogsArgs) -> Result<PathBuf, Failure> {
             .hint("`abide get processes` lists them")
     };
     let live = TargetArgs::local().connect_local(LocalStart::Never)?.ok_or_else(unknown)?;
-    let query = format!("&namespace={}&name={}", process.namespace, process.name);
+    let query = format!("&attempts=1&namespace={}&name={}", process.namespace, process.name);
     let rows = runtime()?.block_on(live.rows(&query))?;
     let row = rows.first().ok_or_else(unknown)?;
     let path = row.spec().and_then(|spec| spec["identity"]["log_path"].as_str());
