@@ -39,21 +39,8 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Register => registry(gateway, Registry::Register, app, log, body, &caller).await?,
         ApiCall::Update => registry(gateway, Registry::Update, app, log, body, &caller).await?,
         ApiCall::Unregister => registry(gateway, Registry::Unregister, app, log, body, &caller).await?,
-        ApiCall::Operate { second } => {
-            let request = request(app, log, body)?;
-            if second {
-                has_spec(&request)?;
-            }
-            let task_id = gateway.operate(&[request], &caller).await?;
-            serde_json::to_value(TaskData { task_id })?
-        }
-        ApiCall::OperateMulti => {
-            let requests = parse_body::<MultiRequest>(body)?.proc_operate_req;
-            requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
-            log.what = format!("{} requests", requests.len());
-            let task_id = gateway.operate(&requests, &caller).await?;
-            serde_json::to_value(TaskData { task_id })?
-        }
+        ApiCall::Operate { second } => operate(gateway, app, log, body, &caller, second).await?,
+        ApiCall::OperateMulti => operate_multi(gateway, app, log, body, &caller).await?,
         ApiCall::Job(api) => {
             let data = job(gateway, app, log, api, body, &caller).await?;
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
@@ -97,13 +84,7 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Hosts => {
             serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some()).await?)?
         }
-        ApiCall::Tasks => match parameter(parts, "op") {
-            Some(op) => {
-                let found = gateway.task_of(&Caller { op: Some(op), ..caller }).await?;
-                serde_json::to_value(TaskAnswer::Found(found))?
-            }
-            None => serde_json::to_value(TaskAnswer::List(gateway.list_tasks(&may).await?))?,
-        },
+        ApiCall::Tasks => tasks(gateway, app, parameter(parts, "op"), caller).await?,
         ApiCall::State => {
             let answer = state(shared, app, log, body).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(answer)));
@@ -223,6 +204,51 @@ async fn registry<S: Store>(
     let rows = gateway.registry_call(call, &request(app, log, body)?, caller).await?;
     log.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
     Ok(serde_json::to_value(rows)?)
+}
+
+/// `second`: version 2, which requires a spec.
+async fn operate<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    log: &mut RequestLog,
+    body: &[u8],
+    caller: &Caller,
+    second: bool,
+) -> Result<Value, ApiError> {
+    let request = request(app, log, body)?;
+    if second {
+        has_spec(&request)?;
+    }
+    let task_id = gateway.operate(&[request], caller).await?;
+    Ok(serde_json::to_value(TaskData { task_id })?)
+}
+
+async fn operate_multi<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    log: &mut RequestLog,
+    body: &[u8],
+    caller: &Caller,
+) -> Result<Value, ApiError> {
+    let requests = parse_body::<MultiRequest>(body)?.proc_operate_req;
+    requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
+    log.what = format!("{} requests", requests.len());
+    let task_id = gateway.operate(&requests, caller).await?;
+    Ok(serde_json::to_value(TaskData { task_id })?)
+}
+
+/// The task of an operation (`op`), or all tasks.
+async fn tasks<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    op: Option<String>,
+    caller: Caller,
+) -> Result<Value, ApiError> {
+    let answer = match op {
+        Some(op) => TaskAnswer::Found(gateway.task_of(&Caller { op: Some(op), ..caller }).await?),
+        None => TaskAnswer::List(gateway.list_tasks(&|namespace: &str| app.may_touch(namespace)).await?),
+    };
+    Ok(serde_json::to_value(answer)?)
 }
 
 /// Maps JOB's calls to GSE operations.

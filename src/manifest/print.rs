@@ -13,7 +13,9 @@ use super::document::{
 };
 use super::node::{Kind, resolve};
 use super::variables::escape;
-use crate::model::{EnvValue, Host, HostKey, ProcessKey, Spec, State};
+use crate::model::{
+    Control, EnvValue, Host, HostKey, Identity, Job, Monitor, ProcessKey, Resource, Spec, State,
+};
 
 /// Prints documents as one file.
 pub fn yaml(documents: &[Document]) -> String {
@@ -81,12 +83,45 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         sandbox,
         hooks,
     } = spec;
-    let plain = |text: &Option<String>| text.clone().map(Text);
-    let template = |text: &Option<String>| text.as_deref().map(|text| Text(escape(text)));
+    let files: Vec<ConfigEntry> = configmap
+        .iter()
+        .map(|file| ConfigEntry { path: template(&file.path), md5: plain(&file.md5) })
+        .collect();
+    SpecEntry {
+        identity: Some(identity_entry(identity)),
+        control: non_default(control_entry(control)),
+        resource: non_default(resource_entry(resource)),
+        monitor_policy: Some(monitor_entry(monitor)),
+        warn_report_policy: report_id.map(|id| WarnEntry { report_id: Some(id) }),
+        configmap: (!files.is_empty()).then_some(files),
+        env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
+        job: non_default(job_entry(job)),
+        health: supervision::health(health).map(Box::new),
+        restart: supervision::restart(restart).map(Box::new),
+        log: non_default(supervision::log(log)).map(Box::new),
+        limits: non_default(supervision::limits(limits)).map(Box::new),
+        env_file: template(env_file),
+        sandbox: non_default(supervision::sandbox(sandbox)).map(Box::new),
+        hooks: non_default(supervision::hooks(hooks)).map(Box::new),
+    }
+}
+
+fn plain(text: &Option<String>) -> Option<Text> {
+    text.clone().map(Text)
+}
+
+/// A text in which `${` is literal.
+fn template(text: &Option<String>) -> Option<Text> {
+    text.as_deref().map(|text| Text(escape(text)))
+}
+
+fn number(n: Option<u32>) -> Option<i64> {
+    n.map(i64::from)
+}
+
+fn identity_entry(identity: &Identity) -> IdentityEntry {
     let required = |text: &str| (!text.is_empty()).then(|| Text(text.to_owned()));
-    let number = |n: Option<u32>| n.map(i64::from);
-    let large = |n: Option<u64>| n.and_then(|n| i64::try_from(n).ok());
-    let identity = IdentityEntry {
+    IdentityEntry {
         proc_name: required(&identity.proc_name),
         setup_path: required(&escape(&identity.setup_path)),
         pid_path: required(&escape(&identity.pid_path)),
@@ -94,8 +129,11 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         log_path: template(&identity.log_path),
         user: plain(&identity.user),
         value_key: template(&identity.value_key),
-    };
-    let control = ControlEntry {
+    }
+}
+
+fn control_entry(control: &Control) -> ControlEntry {
+    ControlEntry {
         start_cmd: template(&control.start_cmd),
         stop_cmd: template(&control.stop_cmd),
         restart_cmd: template(&control.restart_cmd),
@@ -107,15 +145,22 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         stop_signal: plain(&control.stop_signal),
         stop_timeout: number(control.stop_timeout).map(TextOrNumber::Number),
         reload_signal: plain(&control.reload_signal),
-    };
-    let resource = ResourceEntry {
+    }
+}
+
+fn resource_entry(resource: &Resource) -> ResourceEntry {
+    let large = |n: Option<u64>| n.and_then(|n| i64::try_from(n).ok());
+    ResourceEntry {
         cpu: resource.cpu.map(|share| Real(share.get())),
         mem: resource.mem.map(|share| Real(share.get())),
         fd: large(resource.fd),
         disk: large(resource.disk),
         net: large(resource.net),
-    };
-    let monitor = MonitorEntry {
+    }
+}
+
+fn monitor_entry(monitor: &Monitor) -> MonitorEntry {
+    MonitorEntry {
         auto_type: Some(monitor.auto_type.into()),
         start_check_secs: number(monitor.start_check_secs),
         stop_check_secs: number(monitor.stop_check_secs),
@@ -124,8 +169,11 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         crontab_rule: plain(&monitor.crontab_rule),
         crontab_zone: plain(&monitor.crontab_zone),
         op_timeout: number(monitor.op_timeout),
-    };
-    let job = JobEntry {
+    }
+}
+
+fn job_entry(job: &Job) -> JobEntry {
+    JobEntry {
         proc_owner: plain(&job.proc_owner),
         func_id: plain(&job.func_id),
         instance_id: plain(&job.instance_id),
@@ -133,27 +181,6 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         cycle_time: number(job.cycle_time),
         start_check_begin_time: number(job.start_check_begin_time),
         start_check_end_time: number(job.start_check_end_time),
-    };
-    let files: Vec<ConfigEntry> = configmap
-        .iter()
-        .map(|file| ConfigEntry { path: template(&file.path), md5: plain(&file.md5) })
-        .collect();
-    SpecEntry {
-        identity: Some(identity),
-        control: non_default(control),
-        resource: non_default(resource),
-        monitor_policy: Some(monitor),
-        warn_report_policy: report_id.map(|id| WarnEntry { report_id: Some(id) }),
-        configmap: (!files.is_empty()).then_some(files),
-        env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
-        job: non_default(job),
-        health: supervision::health(health).map(Box::new),
-        restart: supervision::restart(restart).map(Box::new),
-        log: non_default(supervision::log(log)).map(Box::new),
-        limits: non_default(supervision::limits(limits)).map(Box::new),
-        env_file: template(env_file),
-        sandbox: non_default(supervision::sandbox(sandbox)).map(Box::new),
-        hooks: non_default(supervision::hooks(hooks)).map(Box::new),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
-use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
+use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Pin, Role, SourceState};
 use crate::clock;
 use crate::contract::EventDetails;
 use crate::execute::StepResult;
@@ -50,28 +50,8 @@ impl Inner {
             ControllerEvent::Problems { reading } => self.on_problems(reading),
             ControllerEvent::RevisionNotFollowed { revision } => self.on_not_followed(*revision),
             ControllerEvent::Source { trouble } => self.on_source_error(*trouble),
-            ControllerEvent::Pinned { pin } => {
-                self.known.source.pin = Some((*pin).clone());
-                let title = format!("pinned to {} by {}", pin.revision, pin.by);
-                let more = EventDetails::Pinned {
-                    pinned: pin.revision.to_string(),
-                    by: pin.by.clone(),
-                    reason: pin.reason.clone(),
-                };
-                self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
-            }
-            ControllerEvent::Unpinned { pin, newer } => {
-                self.known.source.pin = None;
-                let why = if *newer { ": the source has something newer" } else { "" };
-                let title = format!("no longer pinned to {}{why}", pin.revision);
-                self.log(
-                    Kind::Source,
-                    LogLevel::Info,
-                    title,
-                    plain(),
-                    EventDetails::Unpinned { pinned: None },
-                );
-            }
+            ControllerEvent::Pinned { pin } => self.on_pinned(pin),
+            ControllerEvent::Unpinned { pin, newer } => self.on_unpinned(pin, *newer),
             ControllerEvent::Waiting { holder } => {
                 let (host, pid) = (holder.host.clone(), holder.pid);
                 let title = format!("waiting: {host} (process {pid}) leads");
@@ -124,6 +104,24 @@ impl Inner {
             ControllerEvent::PassFinished { took } => self.on_pass_finished(*took),
             ControllerEvent::Tick => {}
         }
+    }
+
+    fn on_pinned(&mut self, pin: &Pin) {
+        self.known.source.pin = Some(pin.clone());
+        let title = format!("pinned to {} by {}", pin.revision, pin.by);
+        let more = EventDetails::Pinned {
+            pinned: pin.revision.to_string(),
+            by: pin.by.clone(),
+            reason: pin.reason.clone(),
+        };
+        self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
+    }
+
+    fn on_unpinned(&mut self, pin: &Pin, newer: bool) {
+        self.known.source.pin = None;
+        let why = if newer { ": the source has something newer" } else { "" };
+        let title = format!("no longer pinned to {}{why}", pin.revision);
+        self.log(Kind::Source, LogLevel::Info, title, String::new(), EventDetails::Unpinned { pinned: None });
     }
 
     fn on_not_followed(&mut self, revision: Option<&ManifestRevision>) {
