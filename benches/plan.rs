@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use abide::model::{
     DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, InstanceKey, KnownSpec, LastRun, Now,
-    Observed, ObservedInstance, Rule, SourceLocation, Spec, State,
+    Observed, ObservedInstance, ObservedSpecs, Rule, SourceLocation, Spec, State,
 };
 use abide::reconcile::{Caps, Rules, reconcile, revision};
 
@@ -71,9 +71,7 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
                 hosted: Some(true),
                 running: Some(true),
                 owner: Some("default".into()),
-                registered_spec: known.clone(),
-                live: known.clone(),
-                ran: LastRun::Never,
+                specs: ObservedSpecs { registered: known.clone(), live: known.clone(), ran: LastRun::Never },
                 ..ObservedInstance::default()
             };
             rows.push((key.clone(), seen));

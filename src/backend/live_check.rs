@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::clock;
 use crate::gse::response::{LiveInstance, LiveStatus};
-use crate::model::{ObservedInstance, Time};
+use crate::model::{ObservedInstance, RunningProcess, Time};
 
 /// The facts in the content of a result row. `asked` and `replied`: this host's clock before and after the call.
 pub fn live(content: &Value, asked: Time, replied: Time) -> ObservedInstance {
@@ -16,7 +16,8 @@ pub fn live(content: &Value, asked: Time, replied: Time) -> ObservedInstance {
     let pid = u32::try_from(first.pid).ok().filter(|pid| *pid > 0);
     let age = pid.and_then(|_| age_ms(&look.utctime, &first));
     let started = age.map(|age| Time(replied.0.saturating_sub(age)));
-    ObservedInstance { started, not_owned: first.not_owned, ..facts(pid, first.is_auto, asked) }
+    let process = RunningProcess { pid, started, not_owned: first.not_owned };
+    ObservedInstance { process, ..facts(pid, first.is_auto, asked) }
 }
 
 pub fn facts(pid: Option<u32>, guarded: bool, at: Time) -> ObservedInstance {
@@ -25,8 +26,8 @@ pub fn facts(pid: Option<u32>, guarded: bool, at: Time) -> ObservedInstance {
         registered: Some(running || guarded),
         hosted: Some(guarded),
         running: Some(running),
-        pid,
         report_time: Some(at),
+        process: RunningProcess { pid, ..RunningProcess::default() },
         ..ObservedInstance::default()
     }
 }
@@ -50,7 +51,7 @@ mod tests {
     fn started(instance: Value) -> Option<Time> {
         let content = json!({"ip": "10.0.0.1", "utctime": "2026-11-18T10:00:00Z", "process": [{"procname": "api", "instance": [instance]}]});
         // The clock of this host is far behind that of the other one.
-        live(&content, Time(50_000), Time(60_000)).started
+        live(&content, Time(50_000), Time(60_000)).process.started
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::control::{pin, revisions, suspended};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::observe::Target;
-use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
+use crate::reconcile::{HoldRules, Rules, SyncStatus, reconcile, sync_statuses};
 use crate::source::set_default_user;
 
 /// The sync status of one instance.
@@ -32,9 +32,10 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
     for owner in owners {
         let Some(desired) = active_desired(live, &owner).await else { continue };
         let suspended = suspended::read(&live.state, &owner).await.unwrap_or_default();
-        let left_alone = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
-        let (holds, pauses) = (holds.clone(), pauses.clone());
-        let rules = Rules { owner, holds, pauses, left_alone, ..Rules::new(live.caps()) };
+        let by_controller = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
+        let (manual, pauses) = (holds.clone(), pauses.clone());
+        let holds = HoldRules { manual, pauses, by_controller, ..HoldRules::default() };
+        let rules = Rules { owner, holds, ..Rules::new(live.caps()) };
         all.extend(statuses_of_owner(&desired, &observed, &rules));
     }
     Ok(all)

@@ -47,8 +47,9 @@ pub fn status(board: &StatusBoard, view: View) -> ControllerReport {
     let pass = status.pass.last.as_deref();
     let observed_at = pass.map(|pass| pass.observed.at);
     let held = pass.map(|pass| pass.plan.held.as_slice()).unwrap_or_default();
-    let (holds, pauses) =
-        pass.map(|pass| (pass.rules.holds.as_slice(), pass.rules.pauses.as_slice())).unwrap_or_default();
+    let (holds, pauses) = pass
+        .map(|pass| (pass.rules.holds.manual.as_slice(), pass.rules.holds.pauses.as_slice()))
+        .unwrap_or_default();
     ControllerReport {
         version: 1,
         abide: env!("CARGO_PKG_VERSION").to_owned(),
@@ -205,10 +206,10 @@ fn process(row: &Row) -> ControllerProcess {
         registered: seen.registered,
         hosted: fact(seen.hosted),
         running: fact(seen.running),
-        pid: seen.pid.filter(|_| row.gap.is_none()),
+        pid: seen.process.pid.filter(|_| row.gap.is_none()),
         owner: seen.owner.as_deref().map(str::to_owned),
-        revision: revision(&seen.registered_spec).filter(|_| there),
-        live_revision: revision(&seen.live).filter(|_| there),
+        revision: revision(&seen.specs.registered).filter(|_| there),
+        live_revision: revision(&seen.specs.live).filter(|_| there),
         sync: row.sync,
         health: health_of(row).word().to_owned(),
         hosting: hosting_of(row),

@@ -95,7 +95,7 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         .pass
         .last
         .iter()
-        .flat_map(|pass| &pass.rules.pauses)
+        .flat_map(|pass| &pass.rules.holds.pauses)
         .map(|pause| pause.namespace.as_ref().map_or("everything".to_owned(), ToString::to_string))
         .collect();
     let mut facts = vec![
@@ -205,7 +205,7 @@ fn processes(out: &mut String, status: &ControllerStatus) {
 fn process(out: &mut String, row: &Row) {
     let health = health_of(row);
     let running = row.seen.as_ref().and_then(|seen| seen.running).filter(|_| row.gap.is_none());
-    let pid = row.seen.as_ref().and_then(|seen| seen.pid).filter(|_| row.gap.is_none());
+    let pid = row.seen.as_ref().and_then(|seen| seen.process.pid).filter(|_| row.gap.is_none());
     let pid = match (running, pid) {
         (Some(true), Some(pid)) => pid.to_string(),
         (Some(true), None) => "running".to_owned(),

@@ -59,7 +59,7 @@ impl<S: SpecSearch> PlanRequest<S> {
                 return Err(ApplyError::SourceChanged { owner: rules.owner, last, source_now: source });
             }
         }
-        (rules.holds, rules.pauses) = target.active_holds().await?;
+        (rules.holds.manual, rules.holds.pauses) = target.active_holds().await?;
         let (target_name, offline) = (target.name().to_owned(), false);
         let observed = Observed::default();
         let mut input =
@@ -130,7 +130,7 @@ impl PlanInput {
 
     /// Reads the current holds and pauses.
     pub(super) async fn refresh_holds<T: Target>(&mut self, target: &T) -> Result<(), ApplyError> {
-        (self.rules.holds, self.rules.pauses) = target.active_holds().await?;
+        (self.rules.holds.manual, self.rules.holds.pauses) = target.active_holds().await?;
         Ok(())
     }
 

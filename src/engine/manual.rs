@@ -91,7 +91,7 @@ fn steps(
         return Err(OperateError::NoAgent(host.clone()));
     }
     if let Some((key, seen)) = instances.iter().find(|(key, _)| observation.is_foreign(key)) {
-        return Err(OperateError::NotOwned { instance: (*key).clone(), pid: seen.pid });
+        return Err(OperateError::NotOwned { instance: (*key).clone(), pid: seen.process.pid });
     }
     let steps: Vec<Step> =
         instances.iter().map(|(key, seen)| step(op, key, seen, observation, caps)).collect();
@@ -128,14 +128,14 @@ pub fn step(
     let known = world.entry(instance);
     let spec = match op {
         // A process is stopped with the spec that it was started with.
-        Op::Stop | Op::Kill => seen.live.spec().or(seen.registered_spec.spec()),
+        Op::Stop | Op::Kill => seen.specs.live.spec().or(seen.specs.registered.spec()),
         Op::Start
         | Op::Restart
         | Op::Reload
         | Op::Supervise
         | Op::Unsupervise
         | Op::Register
-        | Op::Unregister => seen.registered_spec.spec(),
+        | Op::Unregister => seen.specs.registered.spec(),
     };
     let spec = spec.cloned().or_else(|| known?.spec());
     let under =

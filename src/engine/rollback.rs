@@ -20,7 +20,7 @@ pub fn previous_desired(
     {
         let seen = before.get(key);
         let old = seen.and_then(|seen| match seen.running {
-            Some(true) => seen.live.spec().or(seen.registered_spec.spec()),
+            Some(true) => seen.specs.live.spec().or(seen.specs.registered.spec()),
             Some(false) | None => None,
         });
         let Some(old) = old else { continue };
@@ -42,6 +42,7 @@ pub fn plan_rollback(back: &Desired, observed: &mut Observed, rules: &Rules, now
         .values_mut()
         .filter(|seen| seen.running == Some(false))
         .for_each(|seen| seen.since = None);
-    let rules = Rules { prune: false, max_restart: None, ..rules.clone() };
+    let mut rules = rules.clone();
+    (rules.prune, rules.budgets.restart) = (false, None);
     reconcile(back, observed, &rules, now)
 }

@@ -32,7 +32,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
         let mut cancellation = Cancellation { stop, lost, requested: self.stop.clone(), conclusion: None };
         let rules = &self.input.rules;
         let (sender, restraints) =
-            watch::channel(ActiveHolds::of((rules.holds.clone(), rules.pauses.clone()), rules));
+            watch::channel(ActiveHolds::of((rules.holds.manual.clone(), rules.holds.pauses.clone()), rules));
         let settings = ExecutionSettings {
             owner: rules.owner.clone(),
             target: target.name().to_owned(),
@@ -175,13 +175,13 @@ fn pids_that_stay(plan: &Plan, observed: &Observed) -> BTreeMap<InstanceKey, u32
         *stays.entry(&step.instance).or_insert(true) &= step.pid_stays;
     }
     let stays = stays.into_iter().filter(|(_, stays)| *stays);
-    stays.filter_map(|(key, _)| Some((key.clone(), observed.instances.get(key)?.pid?))).collect()
+    stays.filter_map(|(key, _)| Some((key.clone(), observed.instances.get(key)?.process.pid?))).collect()
 }
 
 /// Fails steps after which the pid changed although the plan says that it stays.
 fn check_pids(before: &BTreeMap<InstanceKey, u32>, after: &Observed, ended: &mut [StepResult]) {
     for (key, then) in before {
-        let Some(now) = after.instances.get(key).and_then(|seen| seen.pid) else { continue };
+        let Some(now) = after.instances.get(key).and_then(|seen| seen.process.pid) else { continue };
         let last = ended.iter_mut().rev().find(|ended| ended.instance == *key && ended.outcome.is_well());
         if let (true, Some(last)) = (*then != now, last) {
             last.outcome = StepOutcome::Failed;

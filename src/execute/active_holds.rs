@@ -80,7 +80,7 @@ pub struct ActiveHolds {
 impl ActiveHolds {
     /// All of them, without the holds that these rules override.
     pub fn of((holds, pauses): (Vec<Hold>, Vec<Pause>), rules: &Rules) -> ActiveHolds {
-        let holds = if rules.override_holds { Vec::new() } else { holds };
+        let holds = if rules.holds.override_manual { Vec::new() } else { holds };
         ActiveHolds { holds, pauses }
     }
 

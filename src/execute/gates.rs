@@ -71,7 +71,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             longest = longest.max(left);
             let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
-            let spec = seen.registered_spec.spec().cloned();
+            let spec = seen.specs.registered.spec().cloned();
             recent.insert(key.clone(), InstanceQuery { instance: key.clone(), host, spec });
         }
         (recent, longest)

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    AgentId, AutoType, HashedSpec, Host, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance, Op,
-    Spec, SpecRevision, Step, Time,
+    AgentId, AutoType, HashedSpec, Host, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance,
+    ObservedSpecs, Op, RunningProcess, Spec, SpecRevision, Step, Time,
 };
 use crate::reconcile::{Caps, Expectation, Expected};
 use crate::store::{Error, Store, Txn, keys};
@@ -158,16 +158,16 @@ impl Entry {
             Some(RecordedSpec { revision: revision.or(Some(*spec.revision())), spec: Spec::clone(spec) })
         };
         Entry {
-            given: under(&seen.registered_spec, before.and_then(|entry| entry.given.as_ref())),
-            live: under(&seen.live, None).filter(|_| seen.running == Some(true)),
-            ran: match seen.ran {
+            given: under(&seen.specs.registered, before.and_then(|entry| entry.given.as_ref())),
+            live: under(&seen.specs.live, None).filter(|_| seen.running == Some(true)),
+            ran: match seen.specs.ran {
                 LastRun::Digest(run) => Some(run),
                 LastRun::Given | LastRun::Never | LastRun::Unknown => None,
             },
             registered: seen.registered == Some(true),
             hosted: seen.hosted == Some(true),
             running: seen.running == Some(true),
-            pid: seen.pid.filter(|_| step.op.pid_stays()),
+            pid: seen.process.pid.filter(|_| step.op.pid_stays()),
             ..base
         }
     }
@@ -189,8 +189,8 @@ impl Entry {
     /// Whether an observed process has our identity and was not started by us. True without a start time.
     pub fn is_foreign(&self, seen: &ObservedInstance) -> bool {
         let Some(after) = self.ours_after.filter(|_| !self.gone) else { return false };
-        let is_older = || after > ALWAYS && seen.started.is_none_or(|started| started < after);
-        seen.running == Some(true) && (seen.not_owned || is_older())
+        let is_older = || after > ALWAYS && seen.process.started.is_none_or(|started| started < after);
+        seen.running == Some(true) && (seen.process.not_owned || is_older())
     }
 
     pub fn host(&self, instance: &InstanceKey) -> Host {
@@ -223,10 +223,12 @@ impl Entry {
             running: Some(self.running),
             labels: self.given.as_ref().map(|recorded| recorded.spec.labels.clone()).unwrap_or_default(),
             owner: self.owner(),
-            registered_spec: version(&self.given),
-            live: version(&self.live),
-            ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
-            pid: self.pid,
+            specs: ObservedSpecs {
+                registered: version(&self.given),
+                live: version(&self.live),
+                ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
+            },
+            process: RunningProcess { pid: self.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()
         }
     }
@@ -268,7 +270,7 @@ impl Ledger {
         for key in older {
             let is_unsure = self.entries.get(key).is_some_and(|entry| entry.unsure);
             if let Some(seen) = observed.instances.get_mut(key).filter(|_| is_unsure) {
-                (seen.registered_spec, seen.live) = (KnownSpec::Unknown, KnownSpec::Unknown);
+                (seen.specs.registered, seen.specs.live) = (KnownSpec::Unknown, KnownSpec::Unknown);
             }
         }
     }
@@ -303,7 +305,7 @@ impl Ledger {
                     ..ObservedInstance::default()
                 }
             });
-            row.ran = match (may_have(entry), entry.ran) {
+            row.specs.ran = match (may_have(entry), entry.ran) {
                 (false, Some(run)) => LastRun::Digest(run),
                 (true, _) | (false, None) => LastRun::Unknown,
             };
@@ -313,12 +315,12 @@ impl Ledger {
 
 /// A process without an owner, with its facts only.
 fn disown(seen: &mut ObservedInstance) {
-    (seen.owner, seen.registered_spec, seen.live, seen.ran) =
+    (seen.owner, seen.specs.registered, seen.specs.live, seen.specs.ran) =
         (None, KnownSpec::Unknown, KnownSpec::Unknown, LastRun::Unknown);
 }
 
 fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
-    let label = match &seen.registered_spec {
+    let label = match &seen.specs.registered {
         KnownSpec::Digests(revision) => Some(*revision),
         KnownSpec::Unknown | KnownSpec::Full(_) => None,
     };
@@ -333,21 +335,21 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
     };
     let is_strange = label.is_some() && recorded.is_none();
     if let Some(recorded) = recorded {
-        seen.registered_spec = recorded.version();
+        seen.specs.registered = recorded.version();
     }
     if seen.running == Some(true) {
         // The pid changed: the engine relaunched the process with its registered spec.
-        let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
-        seen.live = match (&entry.live, &entry.sent) {
+        let another = entry.pid.zip(seen.process.pid).is_some_and(|(then, now)| then != now);
+        seen.specs.live = match (&entry.live, &entry.sent) {
             // A label of neither spec was set by a client that knows the current one.
             (Some(recorded), _) if !another && entry.running && !is_strange => recorded.version(),
             // A restart with a lost result shows by its pid.
             (_, Some(sent)) if another && entry.unsure => sent.version(),
-            (Some(_) | None, _) => seen.registered_spec.clone(),
+            (Some(_) | None, _) => seen.specs.registered.clone(),
         };
     }
     if let Some(run) = entry.ran {
-        seen.ran = LastRun::Digest(run);
+        seen.specs.ran = LastRun::Digest(run);
     }
     if !caps.reads_labels {
         seen.labels = entry.given.as_ref().map(|recorded| recorded.spec.labels.clone()).unwrap_or_default();

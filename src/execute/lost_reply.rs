@@ -46,18 +46,20 @@ pub fn infer_outcome(
         return Inference::Unknown;
     };
     let was = |fact: fn(&ObservedInstance) -> Option<bool>| before.and_then(fact) == Some(true);
-    let pids = (before.and_then(|seen| seen.pid), now.and_then(|seen| seen.pid));
+    let pids = (before.and_then(|seen| seen.process.pid), now.and_then(|seen| seen.process.pid));
     let done_if = |is: bool| if is { Inference::Done } else { Inference::NotYet };
     match op {
         // The run may have ended already.
         Op::Start if runs_once && !running => Inference::Unknown,
-        Op::Start if running && let Some(sent) = unproven => match now.and_then(|seen| seen.started) {
-            Some(started) if started >= sent => Inference::Done,
-            // Either ours with a start time that was rounded down, or another process: neither is proven.
-            Some(started) if started >= earliest(sent) => Inference::Unknown,
-            Some(_) => Inference::NotOurs,
-            None => Inference::Unknown,
-        },
+        Op::Start if running && let Some(sent) = unproven => {
+            match now.and_then(|seen| seen.process.started) {
+                Some(started) if started >= sent => Inference::Done,
+                // Either ours with a start time that was rounded down, or another process: neither is proven.
+                Some(started) if started >= earliest(sent) => Inference::Unknown,
+                Some(_) => Inference::NotOurs,
+                None => Inference::Unknown,
+            }
+        }
         Op::Start => done_if(running),
         Op::Stop | Op::Kill => done_if(!running),
         Op::Restart => match pids {
@@ -92,6 +94,7 @@ pub fn has_run(op: Op, state: RowState, runs_once: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::RunningProcess;
 
     fn seen(running: bool, hosted: bool, pid: u32) -> ObservedInstance {
         let pid = running.then_some(pid);
@@ -99,7 +102,7 @@ mod tests {
             registered: Some(true),
             hosted: Some(hosted),
             running: Some(running),
-            pid,
+            process: RunningProcess { pid, ..RunningProcess::default() },
             ..ObservedInstance::default()
         }
     }
@@ -150,8 +153,11 @@ mod tests {
 
     #[test]
     fn a_start_is_done_only_by_a_process_that_started_after_it_was_sent() {
-        let at =
-            |started: Option<i64>| ObservedInstance { started: started.map(Time), ..seen(true, true, 5) };
+        let at = |started: Option<i64>| {
+            let mut seen = seen(true, true, 5);
+            seen.process.started = started.map(Time);
+            seen
+        };
         let judge =
             |now: &ObservedInstance| infer_outcome(Op::Start, None, Some(now), false, Some(Time(9_999)));
         assert_eq!(judge(&at(Some(9_999))), Inference::Done);

@@ -72,7 +72,8 @@ fn unchanged_pid(spec: Option<&Spec>, seen: Option<&ObservedInstance>, waited: W
     if waited.time < Duration::from_secs(start_check.into()) {
         return Readiness::Pending;
     }
-    let (then, now) = (waited.first.and_then(|first| first.pid), seen.and_then(|seen| seen.pid));
+    let (then, now) =
+        (waited.first.and_then(|first| first.process.pid), seen.and_then(|seen| seen.process.pid));
     match now {
         None => Readiness::Failed("process is not running after the change".to_owned()),
         Some(_) if then.is_some() && then != now => {
@@ -96,7 +97,7 @@ fn time_to_become_healthy(spec: &Spec) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::HostKey;
+    use crate::model::{HostKey, RunningProcess};
 
     fn key() -> InstanceKey {
         "0:10.0.0.1:web:api".parse().expect("a key")
@@ -110,7 +111,9 @@ mod tests {
 
     fn observed(running: bool, health: Health, pid: Option<u32>) -> Observed {
         let mut observed = Observed::default();
-        let seen = ObservedInstance { running: Some(running), health, pid, ..ObservedInstance::default() };
+        let process = RunningProcess { pid, ..RunningProcess::default() };
+        let seen =
+            ObservedInstance { running: Some(running), health, process, ..ObservedInstance::default() };
         observed.instances.insert(key(), seen);
         observed
     }

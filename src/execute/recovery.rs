@@ -14,7 +14,8 @@ use crate::backend::{
 };
 use crate::backoff::BackoffPolicy;
 use crate::model::{
-    AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, SpecSide, Step, Time,
+    AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, RunningProcess, SpecSide, Step,
+    Time,
 };
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
@@ -195,8 +196,8 @@ fn subject(step: &Step) -> InstanceQuery {
 fn before(began: &JournaledStep) -> ObservedInstance {
     ObservedInstance {
         hosted: Some(began.hosted),
-        pid: began.pid,
         running: Some(began.pid.is_some()),
+        process: RunningProcess { pid: began.pid, ..RunningProcess::default() },
         ..ObservedInstance::default()
     }
 }
@@ -308,7 +309,11 @@ fn refused(
 /// State before the step, from the ledger and the journal.
 fn as_known(entry: Option<&ledger::Entry>, before: &ObservedInstance) -> ObservedInstance {
     match entry {
-        Some(entry) => ObservedInstance { pid: before.pid, ..entry.seen() },
+        Some(entry) => {
+            let mut seen = entry.seen();
+            seen.process.pid = before.process.pid;
+            seen
+        }
         None => before.clone(),
     }
 }

@@ -19,8 +19,8 @@ use crate::clock;
 pub use crate::contract::ROW_FIELDS;
 use crate::contract::{ObservedRow, row_fields};
 use crate::model::{
-    HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, Spec,
-    SpecRevision, Time,
+    HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance,
+    ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
 };
 
 /// Errors of a rows file, one sentence each.
@@ -321,15 +321,11 @@ fn observed_instance(
         completed: row.completed,
         labels,
         owner: owner.map(Arc::from),
-        registered_spec,
-        live,
-        ran: last_run(row.ran)?,
         health: health(row.health)?,
-        pid: row.pid,
-        started: None,
-        not_owned: false,
         since: time("since", row.since)?,
         report_time: time("report_time", row.report_time)?,
+        specs: ObservedSpecs { registered: registered_spec, live, ran: last_run(row.ran)? },
+        process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })
 }
 

@@ -37,7 +37,9 @@ pub use hold::{Hold, Pause};
 pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
 pub use live_spec::{Revised, difference, live_after_registration};
 pub use manifest_revision::ManifestRevision;
-pub use observed::{Health, KnownSpec, LastRun, Observed, ObservedInstance, Presence, Present};
+pub use observed::{
+    Health, KnownSpec, LastRun, Observed, ObservedInstance, ObservedSpecs, Presence, Present, RunningProcess,
+};
 pub use outcome::{StepOutcome, SyncStatus};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use revision::{ParseSpecRevisionError, SpecRevision};

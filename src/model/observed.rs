@@ -32,21 +32,34 @@ pub struct ObservedInstance {
     /// User labels, without the `abide_*` labels.
     pub labels: BTreeMap<String, String>,
     pub owner: Option<Arc<str>>,
-    /// The spec registered with the engine.
-    pub registered_spec: KnownSpec,
-    /// The spec in effect in the running process.
-    pub live: KnownSpec,
-    pub ran: LastRun,
+    pub specs: ObservedSpecs,
     pub health: Health,
-    pub pid: Option<u32>,
-    /// Start time of the running process, by a live status check; `None`: not known.
-    pub started: Option<Time>,
-    /// The agent reports that it neither started nor adopted the running process.
-    pub not_owned: bool,
+    pub process: RunningProcess,
     /// Time of the last state change; `None`: long ago.
     pub since: Option<Time>,
     /// Time of the host's report; `None`: the time of the observation.
     pub report_time: Option<Time>,
+}
+
+/// The specs of an observed instance.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ObservedSpecs {
+    /// The spec registered with the engine.
+    pub registered: KnownSpec,
+    /// The spec in effect in the running process.
+    pub live: KnownSpec,
+    /// The spec of the last run.
+    pub ran: LastRun,
+}
+
+/// The running process of an observed instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunningProcess {
+    pub pid: Option<u32>,
+    /// Start time, by a live status check; `None`: not known.
+    pub started: Option<Time>,
+    /// The agent reports that it neither started nor adopted the process.
+    pub not_owned: bool,
 }
 
 /// How much of a spec is known.
@@ -155,8 +168,7 @@ impl Observed {
             seen.unknown = new.unknown;
             (seen.hosted, seen.running) = (new.hosted, new.running);
             seen.registered = seen.registered.or(new.registered);
-            (seen.pid, seen.started, seen.report_time) = (new.pid, new.started, new.report_time);
-            seen.not_owned = new.not_owned;
+            (seen.process, seen.report_time) = (new.process, new.report_time);
         }
         self.gaps.extend(live.gaps);
     }

@@ -19,7 +19,7 @@ use super::error::TargetError;
 use super::observation::Observation;
 use super::target::Target;
 use crate::backend::{Backend, BackendError, ChangeEvent, ChangeStream};
-use crate::model::{Desired, HostKey, InstanceKey, Observed, ObservedInstance};
+use crate::model::{Desired, HostKey, InstanceKey, Observed, ObservedInstance, RunningProcess};
 use crate::reconcile::Caps;
 
 /// Interval between full observations, even without an inconsistency.
@@ -231,11 +231,12 @@ impl ObservedCache {
             };
             self.listed.remove(&key);
             let before = observed.instances.get(&key);
-            let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
+            let pids =
+                (before.and_then(|seen| seen.process.pid), row.as_ref().and_then(|seen| seen.process.pid));
             if let (Some(seen), (then, Some(now))) = (before, pids)
                 && then != Some(now)
                 // Another spec means an intended restart.
-                && row.as_ref().is_some_and(|row| row.live == seen.live)
+                && row.as_ref().is_some_and(|row| row.specs.live == seen.specs.live)
                 && !self.ours.contains(&key)
                 && row.as_ref().is_some_and(is_long_running)
             {
@@ -312,10 +313,11 @@ fn resolve(
 
 /// A scheduled or one-shot process ends without having been lost.
 fn is_long_running(seen: &ObservedInstance) -> bool {
-    seen.live.spec().is_none_or(|spec| spec.monitor.is_resident())
+    seen.specs.live.spec().is_none_or(|spec| spec.monitor.is_resident())
 }
 
 /// A row without volatile fields: the rest determines the plan.
 pub fn stable_fields(seen: &ObservedInstance) -> ObservedInstance {
-    ObservedInstance { pid: None, started: None, since: None, report_time: None, ..seen.clone() }
+    let process = RunningProcess { pid: None, started: None, ..seen.process };
+    ObservedInstance { process, since: None, report_time: None, ..seen.clone() }
 }

@@ -24,7 +24,7 @@ impl Observation {
                 continue;
             }
             let row = self.observed.instances.get(&step.instance);
-            let known = row.and_then(|row| row.live.spec().or(row.registered_spec.spec())).cloned();
+            let known = row.and_then(|row| row.specs.live.spec().or(row.specs.registered.spec())).cloned();
             let recorded = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
             let subject = InstanceQuery {
                 instance: step.instance.clone(),

@@ -200,8 +200,10 @@ impl Observation {
         let ours = self.ledger.entries.iter().filter(|(_, entry)| !entry.gone && is_ours(entry));
         for (key, entry) in ours {
             let down = || {
-                let (hosted, running) = (Some(false), Some(false));
-                ObservedInstance { hosted, running, pid: None, live: KnownSpec::Unknown, ..entry.seen() }
+                let mut seen = entry.seen();
+                (seen.hosted, seen.running) = (Some(false), Some(false));
+                (seen.process.pid, seen.specs.live) = (None, KnownSpec::Unknown);
+                seen
             };
             all.instances.entry(key.clone()).or_insert_with(down);
         }

@@ -139,7 +139,7 @@ pub fn absent(target: &TargetSpec<'_>) -> Situation {
 /// The situation of a present instance.
 pub fn assess(present: Present<'_>, target: &TargetSpec<'_>, caps: &Caps) -> Result<Situation, HoldReason> {
     let (seen, goal) = (present.seen(), target.goal);
-    let (given, live) = (target.delta(&seen.registered_spec), target.delta(&seen.live));
+    let (given, live) = (target.delta(&seen.specs.registered), target.delta(&seen.specs.live));
     let held = present.hosted || (caps.registry && present.registered);
     if goal.state.needs_start() {
         let kept = present.running && goal.auto_type == AutoType::Resident;
@@ -161,14 +161,16 @@ pub fn assess(present: Present<'_>, target: &TargetSpec<'_>, caps: &Caps) -> Res
             false => present.running.then(|| live.unwrap_or(all)),
         },
         ran: ran(present, given, live, target),
-        old_known: (!held || known(&seen.registered_spec, given))
-            && (!present.running || known(&seen.live, live)),
+        old_known: (!held || known(&seen.specs.registered, given))
+            && (!present.running || known(&seen.specs.live, live)),
         stops: Stops {
             new: StopBy::of(target.spec),
-            given: stop_by(&seen.registered_spec),
-            live: stop_by(&seen.live),
+            given: stop_by(&seen.specs.registered),
+            live: stop_by(&seen.specs.live),
         },
-        identities_differ: held && present.running && target.are_two(&seen.registered_spec, &seen.live),
+        identities_differ: held
+            && present.running
+            && target.are_two(&seen.specs.registered, &seen.specs.live),
     })
 }
 
@@ -188,7 +190,7 @@ pub fn assess_adopted(
         return Ok(Situation { given, ..is });
     }
     let seen = present.seen();
-    let (given, live) = (target.delta(&seen.registered_spec), target.delta(&seen.live));
+    let (given, live) = (target.delta(&seen.specs.registered), target.delta(&seen.specs.live));
     let other = |there: bool, delta: Option<Delta>| there && delta.is_some_and(|delta| delta.replace);
     if other(present.running, live) || other(present.hosted, given) {
         return Err(HoldReason::NotOwned);
@@ -228,7 +230,7 @@ fn ran(
     if target.goal.auto_type != AutoType::OneShot {
         return RanStatus::NotThis;
     }
-    match present.seen().ran {
+    match present.seen().specs.ran {
         // The last run is the one in progress.
         _ if present.running => as_wanted(live),
         LastRun::Never => RanStatus::NotThis,

@@ -107,19 +107,19 @@ impl<'a> Constraints<'a> {
 
     /// By its name, or by the name that it moved from.
     fn suspended(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
-        let all = &self.rules.left_alone;
+        let all = &self.rules.holds.by_controller;
         all.get(chain.key).or_else(|| chain.from.and_then(|from| all.get(from))).cloned()
     }
 
     fn paused(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
-        Some((HoldReason::Paused, paused(&self.rules.pauses, chain.key, self.now.at)?))
+        Some((HoldReason::Paused, paused(&self.rules.holds.pauses, chain.key, self.now.at)?))
     }
 
     fn held_by_person(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
-        if self.rules.override_holds {
+        if self.rules.holds.override_manual {
             return None;
         }
-        Some((HoldReason::Hold, active_hold(&self.rules.holds, chain.key, chain.from, self.now.at)?))
+        Some((HoldReason::Hold, active_hold(&self.rules.holds.manual, chain.key, chain.from, self.now.at)?))
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
@@ -159,18 +159,18 @@ impl<'a> Constraints<'a> {
     fn budgets(&self, found: &mut PlanDraft<'_>) {
         let owned = found.owned.len();
         let default = (owned / 10).max(1);
-        let limit = self.rules.max_delete.map_or(default, |amount| most(amount, owned));
-        let origin = match self.rules.max_delete {
+        let limit = self.rules.budgets.delete.map_or(default, |amount| most(amount, owned));
+        let origin = match self.rules.budgets.delete {
             None => format!("the default limit is the greater of 1 and 10% of {owned} owned instances"),
             Some(amount) => source("--max-delete", amount, owned),
         };
         // The default applies to instances without any configured delete budget.
         let set = |key: &InstanceKey, want: Option<&DesiredInstance>| {
-            self.rules.max_delete.is_some()
+            self.rules.budgets.delete.is_some()
                 || self.policies(key, want).all(|policy| policy.budgets.delete.is_none())
         };
         self.within(found, HoldReason::DeleteBudget, limit, &origin, set);
-        if let Some(amount) = self.rules.max_restart {
+        if let Some(amount) = self.rules.budgets.restart {
             let origin = source("--max-restart", amount, owned);
             self.within(found, HoldReason::RestartBudget, most(amount, owned), &origin, |_, _| true);
         }
@@ -212,7 +212,7 @@ impl<'a> Constraints<'a> {
         let planned = found.chains.iter().filter(|chain| counts(chain)).count();
         let in_flight = self
             .rules
-            .under_way
+            .in_flight
             .iter()
             .filter(|(key, kinds)| of_kind(**kinds) && binds(key, self.desired.instances.get(*key)));
         let in_flight = in_flight.count();

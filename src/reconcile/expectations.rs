@@ -52,12 +52,12 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
         (None, None) => KnownSpec::Unknown,
     };
     let used = if caps.operates_on_registered_spec && step.op != Op::Register {
-        seen.registered_spec.clone()
+        seen.specs.registered.clone()
     } else {
         sent
     };
     let register = |seen: &mut ObservedInstance, spec: &KnownSpec| {
-        seen.registered_spec = spec.clone();
+        seen.specs.registered = spec.clone();
         seen.owner = Some(owner.into());
         seen.registered = Some(caps.registry);
     };
@@ -66,15 +66,15 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
         Op::Unregister => return Expected::Gone,
         Op::Start => {
             register(&mut seen, &used);
-            (seen.hosted, seen.running, seen.live) = (Some(true), Some(true), used);
+            (seen.hosted, seen.running, seen.specs.live) = (Some(true), Some(true), used);
             seen.completed = false;
-            seen.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
+            seen.specs.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
             seen.health = Health::Starting;
         }
         Op::Stop | Op::Kill => {
             // The supervision of another identity does not end with the process.
             let stays = seen.hosted == Some(true) && have_two_identities(&seen, caps);
-            (seen.hosted, seen.running, seen.pid) = (Some(stays), Some(false), None);
+            (seen.hosted, seen.running, seen.process.pid) = (Some(stays), Some(false), None);
         }
         Op::Supervise => {
             register(&mut seen, &used);
@@ -86,7 +86,7 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
                 register(&mut seen, &used);
             }
             // A reload is planned only if all remaining differences take effect with it.
-            seen.live = used;
+            seen.specs.live = used;
         }
     }
     Expected::State(Box::new(seen))
@@ -102,7 +102,7 @@ fn have_two_identities(seen: &ObservedInstance, caps: &Caps) -> bool {
             Some(effects.without(|field| !caps.supports_field(field)).revision(spec).replace)
         }
     };
-    let identities = identity(&seen.registered_spec).zip(identity(&seen.live));
+    let identities = identity(&seen.specs.registered).zip(identity(&seen.specs.live));
     seen.running == Some(true) && identities.is_some_and(|(registered, live)| registered != live)
 }
 

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use super::rules::Rules;
 use crate::model::{
-    InstanceKey, KnownSpec, LastRun, ManifestRevision, Observed, ObservedInstance, Plan, SpecRevision,
-    TextDigest,
+    InstanceKey, KnownSpec, LastRun, ManifestRevision, Observed, ObservedInstance, ObservedSpecs, Plan,
+    SpecRevision, TextDigest,
 };
 
 /// Covers Desired and policies (by the manifest revision), rules and, for every instance with a step or
@@ -41,17 +41,8 @@ pub fn fingerprint(
 }
 
 fn facts(seen: &ObservedInstance) -> String {
-    let ObservedInstance {
-        unknown,
-        registered,
-        hosted,
-        running,
-        owner,
-        registered_spec: given,
-        live,
-        ran,
-        ..
-    } = seen;
+    let ObservedInstance { unknown, registered, hosted, running, owner, specs, .. } = seen;
+    let ObservedSpecs { registered: given, live, ran } = specs;
     let ran = match ran {
         LastRun::Unknown => "unknown".to_owned(),
         LastRun::Never => "never".to_owned(),

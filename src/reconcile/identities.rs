@@ -22,8 +22,8 @@ impl<'a> IdentityIndex<'a> {
         for (key, seen) in observed.instances.iter().filter(|(key, _)| hosts.contains(&key.host)) {
             // An unknown or stale instance is assumed to run and to be supervised.
             let doubt = seen.unknown || stale_after.is_some_and(|limit| observed.age(seen) > limit);
-            let supervised = seen.registered_spec.spec().filter(|_| doubt || seen.hosted != Some(false));
-            let running = seen.live.spec().filter(|_| doubt || seen.running != Some(false));
+            let supervised = seen.specs.registered.spec().filter(|_| doubt || seen.hosted != Some(false));
+            let running = seen.specs.live.spec().filter(|_| doubt || seen.running != Some(false));
             let mut identities: Vec<String> =
                 [supervised, running].into_iter().flatten().map(|spec| spec.identity.index_key()).collect();
             identities.dedup();

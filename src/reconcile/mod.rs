@@ -44,7 +44,7 @@ pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
-pub use rules::Rules;
+pub use rules::{HoldRules, Rules};
 pub use sync_status::{SyncStatus, sync_statuses};
 
 use crate::model::{Desired, Now, Observed, Plan};

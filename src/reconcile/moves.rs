@@ -138,8 +138,11 @@ fn renamed(
         false => (SpecSide::New, Arc::clone(target.spec), Some(Delta::default())),
         true => {
             let seen = present.seen();
-            let (version, given) =
-                if is.live.is_some() { (&seen.live, is.live) } else { (&seen.registered_spec, is.given) };
+            let (version, given) = if is.live.is_some() {
+                (&seen.specs.live, is.live)
+            } else {
+                (&seen.specs.registered, is.given)
+            };
             (SpecSide::Old, Arc::clone(version.spec().ok_or(HoldReason::OldSpecUnknown)?), given)
         }
     };

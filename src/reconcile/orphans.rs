@@ -95,15 +95,15 @@ impl<'a> Planner<'a> {
 /// The steps that remove an instance, with the specs that it has.
 fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReason> {
     let seen = present.seen();
-    let is_one = if present.running { &seen.live } else { &seen.registered_spec };
-    let other = if present.running { &seen.registered_spec } else { &seen.live };
+    let is_one = if present.running { &seen.specs.live } else { &seen.specs.registered };
+    let other = if present.running { &seen.specs.registered } else { &seen.specs.live };
     let fallback = Arc::new(HashedSpec::default());
     let spec = is_one.spec().or(other.spec());
     let target = TargetSpec::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
     let mut is = assess(present, &target, caps)?;
     if spec.is_none() {
         // No spec to identify it by; digests still show whether supervision and process have one identity.
-        let one = match (&seen.registered_spec, &seen.live) {
+        let one = match (&seen.specs.registered, &seen.specs.live) {
             (KnownSpec::Digests(given), KnownSpec::Digests(live)) => given.replace == live.replace,
             _ => true,
         };
@@ -116,7 +116,7 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReas
     let draft = |(op, which): (Op, SpecSide)| {
         let old = match which {
             SpecSide::New => spec.cloned(),
-            SpecSide::Old if op == Op::Unsupervise => seen.registered_spec.spec().cloned(),
+            SpecSide::Old if op == Op::Unsupervise => seen.specs.registered.spec().cloned(),
             SpecSide::Old => is_one.spec().cloned(),
         };
         let why = vec![Why::plain(Rule::Orphan, None)];

@@ -144,12 +144,14 @@ impl<'a> Planner<'a> {
     /// The owner of an instance. An owner label does not prove ownership of a process that the agent did not start.
     pub(super) fn owner_of<'s>(&self, seen: &'s ObservedInstance) -> Option<&'s str> {
         let owner = seen.owner.as_deref();
-        owner.filter(|owner| !(seen.not_owned && seen.running == Some(true) && *owner == self.rules.owner))
+        owner.filter(|owner| {
+            !(seen.process.not_owned && seen.running == Some(true) && *owner == self.rules.owner)
+        })
     }
 
     /// Fast path for an instance in sync; `false` means that a full comparison follows.
     fn is_in_sync(&mut self, present: Present<'_>, want: &'a DesiredInstance) -> bool {
-        let (given, live) = (&present.seen().registered_spec, &present.seen().live);
+        let (given, live) = (&present.seen().specs.registered, &present.seen().specs.live);
         let kept = match want.spec.monitor.auto_type {
             AutoType::Resident if present.running => true,
             AutoType::Periodic => false,
@@ -188,7 +190,8 @@ impl<'a> Planner<'a> {
                 let lost = |there: bool, version: &KnownSpec| there && *version == KnownSpec::Unknown;
                 let seen = present.seen();
                 Ok(adopt
-                    && (lost(present.hosted, &seen.registered_spec) || lost(present.running, &seen.live)))
+                    && (lost(present.hosted, &seen.specs.registered)
+                        || lost(present.running, &seen.specs.live)))
             }
             Some(owner) => Err(NotOurs::Other { owner: owner.to_owned(), of_plan: self.rules.owner.clone() }),
             None if adopt => Ok(true),
@@ -252,7 +255,7 @@ impl<'a> Planner<'a> {
         let deferred = adopting
             && target.goal.state.needs_start()
             && present.filter(|present| present.running).is_some_and(|present| {
-                target.delta(&present.seen().live).is_some_and(|delta| delta.reload || delta.restart)
+                target.delta(&present.seen().specs.live).is_some_and(|delta| delta.reload || delta.restart)
             });
         let waits = present.and_then(|present| relaunching(present, &is, target, now.at));
         let lost = !is.old_known && names_by_the_new_spec(&steps, &rules.caps);
@@ -297,7 +300,7 @@ fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
 /// The message for a reason that `choose` or `assess` returned.
 pub fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> String {
     let digests = |seen: &ObservedInstance| {
-        [&seen.registered_spec, &seen.live].iter().any(|v| matches!(v, KnownSpec::Digests(_)))
+        [&seen.specs.registered, &seen.specs.live].iter().any(|v| matches!(v, KnownSpec::Digests(_)))
     };
     match reason {
         HoldReason::IdentityMix => {

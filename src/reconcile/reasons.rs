@@ -43,10 +43,10 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         let spec = match (op, which) {
             (Op::Unregister, _) => None,
             (_, SpecSide::New) => Some(Arc::clone(self.target.spec)),
-            (Op::Unsupervise, SpecSide::Old) => seen.and_then(|seen| seen.registered_spec.spec().cloned()),
+            (Op::Unsupervise, SpecSide::Old) => seen.and_then(|seen| seen.specs.registered.spec().cloned()),
             (_, SpecSide::Old) => {
-                let live = seen.filter(|_| self.is.live.is_some()).map(|seen| &seen.live);
-                live.or(seen.map(|seen| &seen.registered_spec)).and_then(|version| version.spec().cloned())
+                let live = seen.filter(|_| self.is.live.is_some()).map(|seen| &seen.specs.live);
+                live.or(seen.map(|seen| &seen.specs.registered)).and_then(|version| version.spec().cloned())
             }
         };
         let mut why = self.why(op, which);
@@ -101,7 +101,7 @@ impl<'w, 'a> StepReasons<'w, 'a> {
     fn spec_unknown_reasons(&self) -> Vec<Why> {
         let all = [Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
         let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
-        let known = self.present.is_none_or(|present| present.seen().registered_spec != KnownSpec::Unknown);
+        let known = self.present.is_none_or(|present| present.seen().specs.registered != KnownSpec::Unknown);
         let differs =
             if known || !self.adopting { self.differs(Rule::GivenDiffers, &all) } else { Vec::new() };
         adopted.into_iter().chain(differs).collect()
@@ -109,8 +109,8 @@ impl<'w, 'a> StepReasons<'w, 'a> {
 
     fn differs(&self, rule: Rule, effects: &[Effect]) -> Vec<Why> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
-        let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.registered_spec };
-        let known_specs: Vec<&Spec> = [&seen.registered_spec, &seen.live]
+        let version = if rule == Rule::LiveDiffers { &seen.specs.live } else { &seen.specs.registered };
+        let known_specs: Vec<&Spec> = [&seen.specs.registered, &seen.specs.live]
             .into_iter()
             .filter_map(|v| v.spec())
             .map(|spec| &***spec)

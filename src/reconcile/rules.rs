@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{Amount, Hold, HoldReason, InstanceKey, Name, Pause, Selection};
+use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, Pause, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -15,24 +15,31 @@ pub struct Rules {
     pub prune: bool,
     /// Adopt instances without an owner.
     pub adopt: bool,
-    /// `None`: the default, the greater of 1 and 10 % of the owned instances.
-    pub max_delete: Option<Amount>,
-    /// `None`: unlimited.
-    pub max_restart: Option<Amount>,
-    pub override_holds: bool,
+    /// Limits of the whole plan. No delete limit: the greater of 1 and 10 % of the owned instances. No restart limit:
+    /// unlimited.
+    pub budgets: Budgets,
     /// Hold instances whose last report is older than this. `None`: no limit.
     pub stale_after_secs: Option<u64>,
-    pub holds: Vec<Hold>,
-    pub pauses: Vec<Pause>,
-    /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
-    pub left_alone: BTreeMap<InstanceKey, (HoldReason, String)>,
+    pub holds: HoldRules,
     /// Disruptions in flight by an earlier plan: they count towards the budgets.
-    pub under_way: BTreeMap<InstanceKey, DisruptionSet>,
+    pub in_flight: BTreeMap<InstanceKey, DisruptionSet>,
     pub selection: Selection,
     /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
     pub known_namespaces: BTreeSet<Name>,
     /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
     pub source_unreadable: bool,
+}
+
+/// Instances that a plan leaves unchanged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HoldRules {
+    /// Holds of persons.
+    pub manual: Vec<Hold>,
+    /// Plan instances with a manual hold as if they had none.
+    pub override_manual: bool,
+    pub pauses: Vec<Pause>,
+    /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
+    pub by_controller: BTreeMap<InstanceKey, (HoldReason, String)>,
 }
 
 impl Rules {
@@ -43,14 +50,10 @@ impl Rules {
             owner: "default".to_owned(),
             prune: false,
             adopt: false,
-            max_delete: None,
-            max_restart: None,
-            override_holds: false,
+            budgets: Budgets::default(),
             stale_after_secs: None,
-            holds: Vec::new(),
-            pauses: Vec::new(),
-            left_alone: BTreeMap::new(),
-            under_way: BTreeMap::new(),
+            holds: HoldRules::default(),
+            in_flight: BTreeMap::new(),
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
             source_unreadable: false,

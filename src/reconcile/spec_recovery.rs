@@ -26,7 +26,7 @@ pub fn missing(
     let steps = plan.steps().flat_map(|step| [Some(&step.instance), step.from.as_ref()]).flatten();
     let touched = steps.chain(plan.held.iter().map(|held| &held.instance));
     let rows = touched.filter_map(|key| Some((key, observed.instances.get(key)?)));
-    let digests = |seen: &ObservedInstance| [&seen.registered_spec, &seen.live].map(digests_alone);
+    let digests = |seen: &ObservedInstance| [&seen.specs.registered, &seen.specs.live].map(digests_alone);
     let all = rows.flat_map(|(key, seen)| digests(seen).into_iter().flatten().map(move |old| (key, old)));
     let as_wanted = |key: &InstanceKey, old: &SpecRevision| {
         desired.instances.get(key).is_some_and(|want| matches(want, old, caps))
@@ -48,7 +48,7 @@ pub fn fill_in(observed: &mut Observed, found: &OldSpecs) {
         return;
     }
     for (key, seen) in &mut observed.instances {
-        for version in [&mut seen.registered_spec, &mut seen.live] {
+        for version in [&mut seen.specs.registered, &mut seen.specs.live] {
             if let Some(old) = digests_alone(version)
                 && let Some(spec) = found.get(&(key.clone(), old))
             {

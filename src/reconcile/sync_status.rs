@@ -39,7 +39,7 @@ pub fn sync_statuses<'a>(
     }
     for (key, seen) in &observed.instances {
         all.entry(key).or_insert_with(|| {
-            let ours = seen.owner.as_deref() == Some(rules.owner.as_str()) && !seen.not_owned;
+            let ours = seen.owner.as_deref() == Some(rules.owner.as_str()) && !seen.process.not_owned;
             let wanted_gone = desired.instances.contains_key(key);
             match moves.contains(key) && (wanted_gone || !ours) {
                 true => SyncStatus::OutOfSync,
@@ -57,8 +57,8 @@ mod tests {
 
     use super::*;
     use crate::model::{
-        DeclaredProcess, DesiredInstance, HashedSpec, Host, KnownSpec, Now, ObservedInstance, Pause,
-        SourceLocation, Spec, Time,
+        DeclaredProcess, DesiredInstance, HashedSpec, Host, KnownSpec, Now, ObservedInstance, ObservedSpecs,
+        Pause, SourceLocation, Spec, Time,
     };
     use crate::reconcile::{Caps, reconcile};
 
@@ -106,8 +106,7 @@ mod tests {
             hosted: Some(true),
             running: Some(true),
             owner: Some(owner.into()),
-            registered_spec: spec.clone(),
-            live: spec,
+            specs: ObservedSpecs { registered: spec.clone(), live: spec, ..ObservedSpecs::default() },
             ..ObservedInstance::default()
         }
     }
@@ -134,12 +133,12 @@ mod tests {
             words(&rules, &observed),
             ["absent OutOfSync", "differs OutOfSync", "orphan Orphan", "other Unknown", "same InSync"]
         );
-        rules.pauses.push(Pause { namespace: None, by: "me".to_owned(), reason: None, until: None });
+        rules.holds.pauses.push(Pause { namespace: None, by: "me".to_owned(), reason: None, until: None });
         assert_eq!(
             words(&rules, &observed),
             ["absent Paused", "differs Paused", "orphan Orphan", "other Unknown", "same InSync"]
         );
-        rules.pauses.clear();
+        rules.holds.pauses.clear();
         observed.gaps.insert(key("same").host, "no agent is connected".to_owned());
         assert_eq!(
             words(&rules, &observed),

@@ -407,7 +407,9 @@ impl<'a> WaveBuilder<'a> {
             // An unsupervised periodic process runs on request only: no state to wait for.
             AutoType::Periodic => present.hosted || want.origin.state == State::Unhosted,
             AutoType::Resident => present.running,
-            AutoType::OneShot => !present.running && self.has_run(seen.ran, &seen.registered_spec, want),
+            AutoType::OneShot => {
+                !present.running && self.has_run(seen.specs.ran, &seen.specs.registered, want)
+            }
         };
         match seen.health {
             _ if !ready && self.held.contains(key) => Err("which is held"),

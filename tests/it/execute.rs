@@ -12,7 +12,8 @@ use abide::execute::{
     new_run_id,
 };
 use abide::model::{
-    Desired, Dialect, Health, InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Pause, Time,
+    Desired, Dialect, Health, InstanceKey, KnownSpec, Now, Observed, ObservedInstance, ObservedSpecs, Pause,
+    RunningProcess, Time,
 };
 use abide::reconcile::{Caps, Rules, reconcile};
 use tokio::sync::watch;
@@ -128,11 +129,10 @@ fn observed_running(desired: &Desired, key: &InstanceKey, since: Time) -> Observ
         hosted: yes,
         running: yes,
         owner,
-        registered_spec: given,
-        live,
         since,
         health,
-        pid: Some(7),
+        specs: ObservedSpecs { registered: given, live, ..ObservedSpecs::default() },
+        process: RunningProcess { pid: Some(7), ..RunningProcess::default() },
         ..ObservedInstance::default()
     }
 }

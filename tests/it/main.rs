@@ -10,6 +10,7 @@ mod apply;
 mod cases;
 mod certificate;
 mod channel;
+mod code_size;
 mod codes;
 mod codes_across_documents;
 mod command_output;

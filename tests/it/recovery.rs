@@ -94,7 +94,7 @@ async fn many_kinds(system: &System) {
     };
     let backend = Abide::new(&access).expect("a client");
     let seen = backend.observe(&Scope::default()).await.expect("a look");
-    let spec = |name: &str| seen.instances[&key(name)].registered_spec.spec();
+    let spec = |name: &str| seen.instances[&key(name)].specs.registered.spec();
     let all = [
         order("1", Op::Register, "p", spec("p"), None),
         order("2", Op::Stop, "q", spec("q"), None),

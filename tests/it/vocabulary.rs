@@ -56,7 +56,7 @@ const STABLE: [&str; 6] = [
     "\"mended\"", // name of an event in `watch --log-format json`
 ];
 
-fn rust_files(folder: &Path, all: &mut Vec<PathBuf>) {
+pub fn rust_files(folder: &Path, all: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
         let path = entry.path();
         match path.is_dir() {

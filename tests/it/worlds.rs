@@ -87,11 +87,11 @@ fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
             assert!(!world.gaps.contains(&key.host), "unknown: {}", line(step));
             assert!(!held.contains(key), "both held and done: {}", line(step));
             assert!(
-                !world.rules.holds.iter().any(|hold| hold.instance == *key),
+                !world.rules.holds.manual.iter().any(|hold| hold.instance == *key),
                 "held by hand: {}",
                 line(step)
             );
-            assert!(world.rules.pauses.is_empty(), "paused: {}", line(step));
+            assert!(world.rules.holds.pauses.is_empty(), "paused: {}", line(step));
             let want = world.desired.instances.get(key);
             let row = look.instances.get(key).filter(|row| {
                 row.hosted == Some(true) || row.running == Some(true) || row.registered == Some(true)
@@ -164,9 +164,9 @@ fn budgets_hold_over_the_whole_plan() {
         };
         let by_policy = world.desired.policies.iter().any(|policy| policy.budgets.delete.is_some());
         let default = if by_policy { usize::MAX } else { (owned / 10).max(1) };
-        let delete = world.rules.max_delete.map_or(default, most);
+        let delete = world.rules.budgets.delete.map_or(default, most);
         assert!(deletes <= delete, "{deletes} deletes of {delete}: {}", shown(&plan));
-        let restart = world.rules.max_restart.map_or(usize::MAX, most);
+        let restart = world.rules.budgets.restart.map_or(usize::MAX, most);
         assert!(restarts <= restart, "{restarts} restarts of {restart}: {}", shown(&plan));
         for policy in &world.desired.policies {
             assert!(deletes <= policy.budgets.delete.map_or(usize::MAX, most), "{}", shown(&plan));
@@ -206,14 +206,15 @@ fn every_step_says_why_and_names_a_real_difference() {
                     }
                     Rule::Orphan => !world.desired.instances.contains_key(&step.instance),
                     Rule::Adopted => row
-                        .is_some_and(|row| row.owner.is_none() || row.registered_spec == KnownSpec::Unknown),
+                        .is_some_and(|row| row.owner.is_none() || row.specs.registered == KnownSpec::Unknown),
                     Rule::Moved => {
                         !world.desired.instances.contains_key(&step.instance)
                             || step.from.is_some()
                             || plan.steps().any(|other| other.from.as_ref() == Some(&step.instance))
                     }
-                    Rule::SpecUnknown => row
-                        .is_some_and(|row| row.registered_spec.spec().is_none() || row.live.spec().is_none()),
+                    Rule::SpecUnknown => row.is_some_and(|row| {
+                        row.specs.registered.spec().is_none() || row.specs.live.spec().is_none()
+                    }),
                 };
                 assert!(real, "{why:?} of {}\n{}{}", line(step), shown(&plan), drawn(world));
             }
@@ -337,14 +338,15 @@ fn expectations_match_the_effect_of_each_step() {
                     assert_eq!(facts(&seen), facts(&shown), "{}\n{}", line(step), drawn(world));
                     let held = fact(shown.hosted) || fact(shown.registered);
                     if !world.hidden && held && step.spec_side == abide::model::SpecSide::New {
-                        assert_eq!(seen.registered_spec, shown.registered_spec, "{}", line(step));
+                        assert_eq!(seen.specs.registered, shown.specs.registered, "{}", line(step));
                     }
                     if held && matches!(step.op, Op::Register | Op::Start | Op::Supervise) {
                         assert_eq!(seen.owner, shown.owner, "{}", line(step));
                     }
                     // Fields with effect Register take effect with a registration at some engines: no plan depends on that.
                     let registers = matches!(step.op, Op::Register | Op::Supervise);
-                    let revision = |row: &ObservedInstance| row.live.spec().map(|spec| *spec.revision());
+                    let revision =
+                        |row: &ObservedInstance| row.specs.live.spec().map(|spec| *spec.revision());
                     let alike = match (revision(&seen), revision(&shown)) {
                         (Some(seen), Some(shown)) => {
                             seen.differs_from(&shown) <= abide::model::Effect::Register
@@ -352,7 +354,7 @@ fn expectations_match_the_effect_of_each_step() {
                         (seen, shown) => seen == shown,
                     };
                     if !world.hidden && fact(shown.running) && step.op != Op::Reload {
-                        assert!(seen.live == shown.live || registers && alike, "{}", line(step));
+                        assert!(seen.specs.live == shown.specs.live || registers && alike, "{}", line(step));
                     }
                 }
                 (Expected::Unknown, _) => panic!("a step that was done is never unsure"),

@@ -106,7 +106,7 @@ impl Abide {
                 let mut seen = observed_instance(&row, &mut specs)?;
                 // Most specs are as wanted: share one copy in memory.
                 if let Some(likely) = likely.get(&key) {
-                    for version in [&mut seen.registered_spec, &mut seen.live] {
+                    for version in [&mut seen.specs.registered, &mut seen.specs.live] {
                         if version.spec().is_some_and(|spec| spec == *likely) {
                             *version = KnownSpec::Full(Arc::clone(likely));
                         }

@@ -9,7 +9,10 @@ use super::read;
 use crate::backend::BackendError;
 use crate::contract::{GatewayProcess, ReportedSpec, RunReport};
 use crate::gse::request::SpecWire;
-use crate::model::{HashedSpec, Health, KnownSpec, LastRun, ObservedInstance, Spec, SpecRevision};
+use crate::model::{
+    HashedSpec, Health, KnownSpec, LastRun, ObservedInstance, ObservedSpecs, RunningProcess, Spec,
+    SpecRevision,
+};
 
 /// The observed instance of a row.
 pub(super) fn observed_instance(
@@ -46,15 +49,11 @@ pub(super) fn observed_instance(
         completed: row.completed,
         labels: row.labels.clone(),
         owner: row.owner.as_deref().map(Arc::from),
-        registered_spec: given,
-        live,
-        ran,
         health: Health::ALL.into_iter().find(|one| one.word() == row.health).unwrap_or_default(),
-        pid: row.pid,
-        started: None,
-        not_owned: false,
         since: row.since.as_deref().and_then(crate::clock::read),
         report_time: row.report_time.as_deref().and_then(crate::clock::read),
+        specs: ObservedSpecs { registered: given, live, ran },
+        process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })
 }
 

@@ -21,7 +21,8 @@ use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::response::{Row, StatusData, StatusRow};
 use crate::http::CallError;
 use crate::model::{
-    Dialect, Host, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, Time,
+    Dialect, Host, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, ObservedSpecs,
+    RunningProcess, Time,
 };
 
 /// Hosts per call, rows per page.
@@ -358,12 +359,17 @@ fn seen(row: &StatusRow) -> ObservedInstance {
         running: Some(running),
         labels,
         owner,
-        registered_spec: version(),
-        live: if running { version() } else { KnownSpec::Unknown },
-        ran,
-        pid: u32::try_from(row.pid).ok().filter(|pid| *pid > 0),
         since: None,
         report_time: seconds(row.report_time),
+        specs: ObservedSpecs {
+            registered: version(),
+            live: if running { version() } else { KnownSpec::Unknown },
+            ran,
+        },
+        process: RunningProcess {
+            pid: u32::try_from(row.pid).ok().filter(|pid| *pid > 0),
+            ..RunningProcess::default()
+        },
         ..ObservedInstance::default()
     }
 }

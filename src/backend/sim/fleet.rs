@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::backend::{Operation, RowState};
 use crate::model::{
-    AutoType, Dialect, Field, HashedSpec, InstanceKey, KnownSpec, LastRun, ObservedInstance, Op, Spec,
-    SpecRevision, live_after_registration,
+    AutoType, Dialect, Field, HashedSpec, InstanceKey, KnownSpec, LastRun, ObservedInstance, ObservedSpecs,
+    Op, RunningProcess, Spec, SpecRevision, live_after_registration,
 };
 
 /// Why an operation changed nothing.
@@ -207,7 +207,8 @@ impl Fleet {
                 // A platform reports any process with a registered identity; the Abide agent does not.
                 let known = proc.given.is_some() && self.dialect != Dialect::Abide;
                 if let (true, None, Some(pid)) = (known, proc.pid, self.strangers.get(key)) {
-                    (row.running, row.pid, row.live) = (Some(true), Some(*pid), row.registered_spec.clone());
+                    (row.running, row.process.pid, row.specs.live) =
+                        (Some(true), Some(*pid), row.specs.registered.clone());
                 }
                 rows.insert(key.clone(), row);
             }
@@ -233,10 +234,8 @@ impl Fleet {
             running: Some(proc.live.is_some()),
             labels,
             owner: proc.owner.as_deref().map(Arc::from),
-            registered_spec: version(&proc.given),
-            live: version(&proc.live),
-            ran,
-            pid: proc.pid,
+            specs: ObservedSpecs { registered: version(&proc.given), live: version(&proc.live), ran },
+            process: RunningProcess { pid: proc.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()
         }
     }

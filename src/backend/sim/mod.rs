@@ -20,7 +20,7 @@ use super::{
     Backend, BackendError, ChangeEvent, ChangeStream, Operation, OperationState, OperationStatus, Refusal,
     RefusalReason, RowState, Scope, Task, Watermark,
 };
-use crate::model::{Dialect, HostKey, InstanceKey, Observed, ObservedInstance, Time};
+use crate::model::{Dialect, HostKey, InstanceKey, Observed, ObservedInstance, RunningProcess, Time};
 
 /// Probability of each fault (0.0 never, 1.0 always).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -152,11 +152,13 @@ impl Sim {
             registered: Some(proc.is_some_and(|proc| proc.given.is_some())),
             hosted: Some(hosted),
             running: Some(pid.is_some()),
-            pid,
-            started: pid.map(|pid| inner.started.get(&pid).copied().unwrap_or(Time(i64::MIN))),
-            // Only the Abide agent reports it.
-            not_owned: fleet.dialect() == Dialect::Abide && found.is_some_and(|(_, stranger)| stranger),
             report_time: Some(inner.now),
+            process: RunningProcess {
+                pid,
+                started: pid.map(|pid| inner.started.get(&pid).copied().unwrap_or(Time(i64::MIN))),
+                // Only the Abide agent reports it.
+                not_owned: fleet.dialect() == Dialect::Abide && found.is_some_and(|(_, stranger)| stranger),
+            },
             ..ObservedInstance::default()
         }
     }
@@ -250,7 +252,8 @@ impl Inner {
 
     fn remember(&mut self) {
         let rows = self.fleet.rows();
-        let pids = rows.values().filter_map(|row| row.pid).chain(self.fleet.strangers().values().copied());
+        let pids =
+            rows.values().filter_map(|row| row.process.pid).chain(self.fleet.strangers().values().copied());
         for pid in pids {
             self.started.entry(pid).or_insert(self.now);
         }

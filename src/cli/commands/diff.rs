@@ -99,7 +99,7 @@ fn difference<'a>(
     let empty = Spec::default();
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
-    let versions = present.map(|present| [&present.seen().registered_spec, &present.seen().live]);
+    let versions = present.map(|present| [&present.seen().specs.registered, &present.seen().specs.live]);
     let known: Vec<&Spec> = versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
     let compared = |there: bool, version: fn(Present<'a>) -> &'a KnownSpec| {
         let version = present.filter(|_| there).map(version)?;
@@ -129,9 +129,9 @@ fn difference<'a>(
         given: if absent {
             Some(fields(&empty, new, &known))
         } else {
-            compared(held_spec, |present| &present.seen().registered_spec)
+            compared(held_spec, |present| &present.seen().specs.registered)
         },
-        live: compared(runs, |present| &present.seen().live),
+        live: compared(runs, |present| &present.seen().specs.live),
         held,
     }
 }

@@ -33,7 +33,7 @@ pub fn run(args: &ExportArgs, printer: &Printer) -> Result<Exit, Failure> {
         if !selection.means(key, None, &seen.labels) {
             continue;
         }
-        let Some(spec) = seen.registered_spec.spec() else {
+        let Some(spec) = seen.specs.registered.spec() else {
             unknown += 1;
             continue;
         };

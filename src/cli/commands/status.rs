@@ -182,8 +182,8 @@ fn unhealthy_reason(
     if let Some(why) = gaps.get(&key.host) {
         return Some(why.clone());
     }
-    let kind = seen.registered_spec.spec().map(|spec| spec.monitor.auto_type);
-    match (seen.health, seen.running, &seen.registered_spec, &seen.live) {
+    let kind = seen.specs.registered.spec().map(|spec| spec.monitor.auto_type);
+    match (seen.health, seen.running, &seen.specs.registered, &seen.specs.live) {
         (health @ (Health::Failed | Health::Degraded), _, _, _) => Some(health.word().to_owned()),
         (_, Some(false), _, _) if seen.hosted == Some(true) && kind == Some(AutoType::Resident) => {
             Some("supervised but not running".to_owned())

@@ -199,17 +199,17 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Obser
         registered: fact(seen.registered),
         hosted: fact(seen.hosted),
         running: fact(seen.running),
-        pid: seen.pid,
+        pid: seen.process.pid,
         owner: seen.owner.as_deref().map(str::to_owned),
-        revision: revision(&seen.registered_spec),
-        live_revision: revision(&seen.live),
+        revision: revision(&seen.specs.registered),
+        live_revision: revision(&seen.specs.live),
         sync: SyncStatus::Unknown,
         health: seen.health.word().to_owned(),
         hosting: Hosting::from(fact(seen.hosted)),
         since: time(seen.since),
         report_time: time(seen.report_time),
     };
-    let (spec, live_spec) = (spec(&seen.registered_spec), spec(&seen.live));
+    let (spec, live_spec) = (spec(&seen.specs.registered), spec(&seen.specs.live));
     ObservedProcess { row, spec, live_spec, message: observed.gaps.get(&key.host).cloned() }
 }
 

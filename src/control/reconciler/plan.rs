@@ -63,23 +63,24 @@ impl<T: Target> Reconciler<'_, T> {
         disabled: Disabled,
     ) -> Rules {
         let mut rules = self.context.config.rules.clone();
-        (rules.holds, rules.pauses) = holds;
+        (rules.holds.manual, rules.holds.pauses) = holds;
         rules.source_unreadable |= manifests.is_incomplete;
         // In a complete read, missing declarations are confirmed first; in an incomplete one, prune is held and
         // reported.
         rules.prune &= manifests.may_prune || manifests.is_incomplete;
         rules.known_namespaces = world.namespaces(&rules.owner);
-        rules.left_alone = self.drift.held(disabled, &manifests.desired, &world.observed);
+        rules.holds.by_controller = self.drift.held(disabled, &manifests.desired, &world.observed);
         let backing_off = backing_off.iter().cloned();
-        rules.left_alone.extend(backing_off.map(|(key, hold)| (key, (hold.reason, hold.why))));
+        rules.holds.by_controller.extend(backing_off.map(|(key, hold)| (key, (hold.reason, hold.why))));
         let why = |what: &str| (HoldReason::UnderWay, what.to_owned());
         let open = self.recovery.open_instances().cloned();
         rules
-            .left_alone
+            .holds
+            .by_controller
             .extend(open.map(|key| (key, why("a step of an interrupted run is still in flight"))));
         let earlier = "an earlier plan for it is in flight";
-        rules.left_alone.extend(in_flight.into_iter().map(|key| (key, why(earlier))));
-        rules.under_way = self.in_flight.disruptions();
+        rules.holds.by_controller.extend(in_flight.into_iter().map(|key| (key, why(earlier))));
+        rules.in_flight = self.in_flight.disruptions();
         rules
     }
 

@@ -220,7 +220,8 @@ impl Inner {
         }
         let stuck: BTreeSet<InstanceKey> = look
             .rules
-            .left_alone
+            .holds
+            .by_controller
             .iter()
             .filter(|(_, (reason, _))| *reason == HoldReason::NotConverging)
             .map(|(key, _)| key.clone())

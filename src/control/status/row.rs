@@ -50,7 +50,8 @@ pub fn rows(look: &PassResult) -> Vec<Row> {
 
 /// Number of rows that changed, not counting their report times.
 pub fn count_changes(before: &Observed, now: &Observed) -> usize {
-    let facts = |seen: &ObservedInstance| (seen.running, seen.hosted, seen.registered, seen.health, seen.pid);
+    let facts =
+        |seen: &ObservedInstance| (seen.running, seen.hosted, seen.registered, seen.health, seen.process.pid);
     let (mut then, mut here) = (before.instances.iter().peekable(), now.instances.iter().peekable());
     let mut differ = 0;
     // Both are sorted by key.

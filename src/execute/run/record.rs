@@ -69,7 +69,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             |seen: &ObservedInstance| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
         // A plan acts on a process without an owner only where it adopts it.
         let by_row = row.is_some_and(|seen| match seen.owner.as_deref() {
-            Some(its) => its == owner && !seen.not_owned,
+            Some(its) => its == owner && !seen.process.not_owned,
             None => is_there(seen),
         });
         by_row || self.ledger.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
@@ -190,7 +190,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         // After a definite failure it is known that no run took place.
         let once = entry.once && outcome != StepOutcome::Failed;
         // Once the instance can be observed again, a restart shows by its pid.
-        let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
+        let then = self.seen.get(&step.instance).and_then(|seen| seen.process.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
         self.ledger.known.insert(step.instance.clone(), entry.clone());
         self.ledger.notes.insert(step.instance.clone(), entry);

@@ -180,7 +180,7 @@ fn began(
         supplier: order.host.supplier.filter(|_| lasting),
         agent_id: order.host.agent_id.clone().filter(|_| lasting),
         hosted: lasting && row.is_some_and(|row| row.hosted == Some(true)),
-        pid: row.and_then(|row| row.pid).filter(|_| lasting),
+        pid: row.and_then(|row| row.process.pid).filter(|_| lasting),
         owned: order.owned,
     }
 }

@@ -45,17 +45,23 @@ pub struct Process {
     pub state: State,
     pub instances: Option<u32>,
     pub depends_on: Vec<(usize, ProcessKey)>,
-    pub protect: Vec<Protection>,
-    pub adopt: bool,
     pub moved_from: Option<ProcessKey>,
-    pub on_change: OnChange,
-    pub rollout: Option<Rollout>,
+    pub changes: ChangeRules,
     /// Spec as written; Defaults are merged into it. `spec` is the checked form.
     pub entry: Arc<SpecEntry>,
     pub spec: Arc<HashedSpec>,
     pub uses: VariableUse,
     /// The document is a request body, which has more required fields.
     pub in_body: bool,
+}
+
+/// Which changes a process allows, and how they are carried out.
+#[derive(Debug)]
+pub struct ChangeRules {
+    pub protect: Vec<Protection>,
+    pub adopt: bool,
+    pub on_change: OnChange,
+    pub rollout: Option<Rollout>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -156,14 +162,16 @@ fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> 
         state,
         instances,
         depends_on,
-        protect: values
-            .words(&FieldPath::of("protect"), document.protect.as_deref(), grammar::PROTECTIONS)
-            .filter_map(|word| Protection::ALL.into_iter().find(|guard| guard.word() == word))
-            .collect(),
-        adopt: document.adopt.unwrap_or_default(),
         moved_from,
-        on_change: on_change(document.on_change.unwrap_or_default().0, values),
-        rollout: document.rollout.map(|entry| rollout(&entry, values)),
+        changes: ChangeRules {
+            protect: values
+                .words(&FieldPath::of("protect"), document.protect.as_deref(), grammar::PROTECTIONS)
+                .filter_map(|word| Protection::ALL.into_iter().find(|guard| guard.word() == word))
+                .collect(),
+            adopt: document.adopt.unwrap_or_default(),
+            on_change: on_change(document.on_change.unwrap_or_default().0, values),
+            rollout: document.rollout.map(|entry| rollout(&entry, values)),
+        },
         entry: shared_entry(entry),
         spec: shared_spec(spec),
         uses: values.uses,

@@ -261,7 +261,7 @@ fn declared_process(
     let mut depends_on: Vec<ProcessKey> = process.depends_on.iter().map(|(_, key)| key.clone()).collect();
     depends_on.sort();
     depends_on.dedup();
-    let mut protect = process.protect.clone();
+    let mut protect = process.changes.protect.clone();
     protect.sort();
     protect.dedup();
     DeclaredProcess {
@@ -270,10 +270,10 @@ fn declared_process(
         state: process.state,
         depends_on,
         protect,
-        adopt: process.adopt,
+        adopt: process.changes.adopt,
         moved_from: process.moved_from.clone().into_iter().collect(),
-        on_change: process.on_change.clone(),
-        rollout: process.rollout.clone(),
+        on_change: process.changes.on_change.clone(),
+        rollout: process.changes.rollout.clone(),
         policies,
     }
 }

@@ -8,7 +8,7 @@ use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueP
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::clock;
-use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
+use crate::model::{Amount, Budgets, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
 
 /// Show what apply would do and why
@@ -128,6 +128,12 @@ impl Default for BudgetArgs {
             stale_after: 600,
             lock_timeout: 10,
         }
+    }
+}
+
+impl BudgetArgs {
+    pub fn budgets(&self) -> Budgets {
+        Budgets { delete: self.max_delete, restart: self.max_restart }
     }
 }
 

@@ -212,9 +212,8 @@ fn rules(args: &args::InputArgs, caps: Caps, loaded: &Loaded) -> Result<Rules, F
     rules.owner = owner.unwrap_or(rules.owner);
     rules.prune = args.claims.prune;
     rules.adopt = args.claims.adopt;
-    rules.max_delete = args.bounds.max_delete;
-    rules.max_restart = args.bounds.max_restart;
-    rules.override_holds = args.bounds.override_holds;
+    rules.budgets = args.bounds.budgets();
+    rules.holds.override_manual = args.bounds.override_holds;
     rules.stale_after_secs = Some(args.bounds.stale_after);
     rules.selection = args.select.selection();
     Ok(rules)

@@ -33,7 +33,7 @@ use crate::malloc;
 use crate::manifest;
 use crate::model::Desired;
 use crate::observe::Target;
-use crate::reconcile::{Caps, Rules};
+use crate::reconcile::{Caps, HoldRules, Rules};
 use crate::source::DefaultUserCache;
 use crate::store::AnyStore;
 
@@ -196,9 +196,8 @@ fn rules(how: &ControllerArgs, caps: Caps) -> Rules {
         owner: how.owner().to_owned(),
         prune: how.claims.prune,
         adopt: how.claims.adopt,
-        max_delete: how.bounds.max_delete,
-        max_restart: how.bounds.max_restart,
-        override_holds: how.bounds.override_holds,
+        budgets: how.bounds.budgets(),
+        holds: HoldRules { override_manual: how.bounds.override_holds, ..HoldRules::default() },
         stale_after_secs: Some(how.bounds.stale_after),
         ..Rules::new(caps)
     }
