@@ -7,9 +7,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::environment::environment;
 use super::error::LaunchError;
 use super::health::{self, HealthFailure, HealthSettings, Probe, ProbeResult};
-use super::spawn::{CommandExit, SpecCommand, environment, run};
+use super::process::ProcessIdentity;
+use super::sandbox::{LaunchSandbox, MainProcess};
+use super::spawn::{CommandExit, SpecCommand, run};
 use super::user_files::{FileSum, FileWork, Rights, UserFileError, own_sum};
 use crate::agent_protocol::{ConfigState, OwnedSpec};
 use crate::model::{ConfigFile, InstanceKey, Spec};
@@ -58,19 +61,19 @@ pub async fn run_checks(
     key: InstanceKey,
     owned: OwnedSpec,
     rights: Rights,
-    pid: u32,
+    main: ProcessIdentity,
     with_version: bool,
     files: FileSums,
 ) -> CheckResult {
     let spec = &owned.spec;
     let health = match HealthSettings::of(spec) {
-        Some(settings) => Some(probe(&key, spec, &rights, pid, &settings).await),
+        Some(settings) => Some(probe(&key, spec, &rights, &main, &settings).await),
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
         // If version_cmd fails, the last known version stays.
         Some(command) => {
-            run_check_command(&key, spec, &rights, pid, command, CHECK_TIMEOUT).await.ok().map(|text| {
+            run_check_command(&key, spec, &rights, &main, command, CHECK_TIMEOUT).await.ok().map(|text| {
                 text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
             })
         }
@@ -86,12 +89,12 @@ async fn probe(
     key: &InstanceKey,
     spec: &Spec,
     rights: &Rights,
-    pid: u32,
+    main: &ProcessIdentity,
     settings: &HealthSettings<'_>,
 ) -> ProbeResult {
     match settings.probe {
         Probe::Command(command) => {
-            let ran = run_check_command(key, spec, rights, pid, command, settings.timeout).await;
+            let ran = run_check_command(key, spec, rights, main, command, settings.timeout).await;
             ran.map_err(|error| HealthFailure::of(&error))
         }
         Probe::Http(url) => health::probe_http(url, settings.timeout).await,
@@ -104,15 +107,18 @@ async fn run_check_command(
     key: &InstanceKey,
     spec: &Spec,
     rights: &Rights,
-    pid: u32,
+    main: &ProcessIdentity,
     command: &str,
     time: Duration,
 ) -> Result<String, CheckError> {
-    let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
+    let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", main.pid.to_string())];
     let env = environment(spec, rights, &variables).await?;
     let folder = Path::new(&spec.identity.setup_path);
     let secrets = env.secrets.clone();
-    let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;
+    let main = MainProcess { identity: main, live: spec };
+    let sandbox = LaunchSandbox::of_command(spec, rights, Some(main)).await.map_err(LaunchError::from)?;
+    let program = SpecCommand { command, folder, rights, env, time, sandbox };
+    let (ended, output) = run(program, None, None).await?;
     match ended {
         CommandExit::Success => Ok(output.tail(&secrets)),
         CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),

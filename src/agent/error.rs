@@ -8,6 +8,7 @@ use super::exit_record::ExitRecordError;
 use super::output::OutputError;
 use super::ownership::OwnershipError;
 use super::policy::PolicyRefusal;
+use super::sandbox::SandboxError;
 use super::spawn::{LAUNCH_TIMEOUT, QUEUE_TIMEOUT};
 use super::user_files::{MAX_PER_USER, UserFileError};
 use crate::error_chain::chain;
@@ -41,6 +42,8 @@ impl From<AgentError> for String {
 pub enum LaunchError {
     #[error(transparent)]
     Files(#[from] UserFileError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error(transparent)]

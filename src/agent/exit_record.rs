@@ -141,6 +141,11 @@ pub fn start_id(launch_id: &str) -> String {
     format!("start-{}", boot_scoped_id(launch_id))
 }
 
+/// The record id of the hook before a launch that no operation requested.
+pub fn hook_id(launch_id: &str) -> String {
+    format!("hook-{}", boot_scoped_id(launch_id))
+}
+
 /// Why the exit record of a command cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitRecordError {

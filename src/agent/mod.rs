@@ -22,6 +22,8 @@
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
 //! delay other users.
 //!
+//! The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
+//!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
 //!
@@ -39,6 +41,7 @@ mod channel;
 mod checks;
 mod clone_exec;
 mod context;
+mod environment;
 mod error;
 mod exit_record;
 mod health;
@@ -57,6 +60,7 @@ mod process;
 mod reaper;
 mod recovery;
 mod restart_policy;
+mod sandbox;
 mod schedule;
 mod spawn;
 mod start_output;

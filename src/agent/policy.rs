@@ -178,6 +178,7 @@ impl HostPolicy {
             ("pid_path", Some(identity.pid_path.as_str())),
             ("log_path", identity.log_path.as_deref()),
             ("config_path", identity.config_path.as_deref()),
+            ("env_file", spec.env_file.as_deref()),
         ];
         named.extend(spec.configmap.iter().map(|entry| ("configmap", entry.path.as_deref())));
         named.extend(spec.env.values().map(|value| match value {

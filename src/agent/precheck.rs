@@ -70,6 +70,9 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
             check("configmap", path, PathAccess::Read);
         }
     }
+    if let Some(path) = spec.env_file.as_deref().filter(|path| !policy.may_root_open(Path::new(path))) {
+        check("env_file", path, PathAccess::Read);
+    }
     for (name, value) in &spec.env {
         if let EnvValue::File(file) = value
             && !policy.may_root_open(Path::new(file))

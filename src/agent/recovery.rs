@@ -11,8 +11,8 @@ use tracing::{info, warn};
 
 use super::cgroup::Cgroup;
 use super::context::AgentContext;
-use super::exit_record::{ExitRecord, start_id};
-use super::instance::{OpReply, done, failed};
+use super::exit_record::{ExitRecord, hook_id, kill_group, start_id};
+use super::instance::{OpReply, done, failed, kill_leftovers};
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
@@ -192,6 +192,9 @@ async fn resolve(
     for (instance, intent) in intents {
         let state = states.entry(instance.clone()).or_default();
         let process = found.get(&intent.incarnation).cloned();
+        if intent.op_id.is_none() {
+            end_hook(shared, &intent);
+        }
         info!(%instance, pid = process.as_ref().map(|one| one.pid), "resolving an interrupted launch");
         let reply = resolve_one(shared, intent, process, state);
         let value = serde_json::to_vec(state).unwrap_or_default();
@@ -300,6 +303,25 @@ fn resolve_one(
     intent.op_id.map(|op_id| (op_id, reply))
 }
 
+/// Ends the hook of an interrupted scheduled run, which is not resumed: the next run has its own.
+fn end_hook(shared: &AgentContext, intent: &LaunchIntent) {
+    let (id, spec) = (hook_id(&intent.incarnation), &intent.held.spec);
+    if spec.hooks.before_start.is_none() {
+        return;
+    }
+    if let Some(shell) = shared.exits.shell(&id) {
+        kill_group(&shell);
+    }
+    match shared.groups.of(&id) {
+        Some(group) => group.clear(),
+        None => {
+            if let Ok(rights) = shared.rights_of(spec) {
+                kill_leftovers(&id, rights.account().uid());
+            }
+        }
+    }
+}
+
 /// Removes exit records that a killed agent left behind after it wrote their result.
 fn remove_stale_records(
     shared: &AgentContext,
@@ -316,6 +338,7 @@ fn remove_stale_records(
     for state in states.values() {
         in_use.extend(state.run.as_ref().map(|run| run.incarnation.clone()));
         in_use.extend(state.next.as_deref().map(start_id));
+        in_use.extend(state.next.as_deref().map(hook_id));
     }
     let in_use: std::collections::HashSet<String> = in_use.into_iter().collect();
     shared.exits.remove_unused(|id| in_use.contains(id) || ops.iter().any(|op| id.starts_with(op.as_str())));

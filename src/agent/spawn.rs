@@ -1,6 +1,5 @@
 //! Spawning: starts a process in a new session, as its user, in its folder, with no variable of the agent's environment.
 
-use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,79 +14,14 @@ use rustix::process::Signal;
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, VforkGuard};
+use super::environment::Environment;
 use super::error::LaunchError;
-use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
-use super::masking::SecretTexts;
+use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
 use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
+use super::sandbox::{LaunchSandbox, SandboxError};
 use super::start_output::{LogStart, LogTarget};
 use super::user_files::{self, PidFile, Rights};
-use crate::model::{EnvValue, Spec};
-
-/// Variables that identify launched processes to the agent. A spec cannot set them.
-const LAUNCH_VARIABLES: [&str; 4] =
-    ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
-
-/// The variables of a spec that [`environment`] ignores.
-pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
-    spec.env.keys().filter(|name| LAUNCH_VARIABLES.contains(&name.as_str()))
-}
-
-/// Variables of a process, and their secret values, which messages mask.
-pub struct Environment {
-    pub variables: Vec<(String, String)>,
-    pub secrets: SecretTexts,
-}
-
-/// The environment of a process: defaults, the variables of its spec, and the launch variables. Each name occurs once: of
-/// two equal names, some programs and the agent read the first, others the last.
-pub async fn environment(
-    spec: &Spec,
-    rights: &Rights,
-    launch_variables: &[(&str, String)],
-) -> Result<Environment, LaunchError> {
-    let account = rights.account();
-    let mut secrets = SecretTexts::default();
-    let mut env = BTreeMap::from([
-        ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
-        ("LANG".to_owned(), "C.UTF-8".to_owned()),
-        ("HOME".to_owned(), account.home.display().to_string()),
-        ("SHELL".to_owned(), account.shell.display().to_string()),
-        ("USER".to_owned(), account.name.clone()),
-        ("LOGNAME".to_owned(), account.name.clone()),
-    ]);
-    let file = |(name, value): (&String, &EnvValue)| match value {
-        EnvValue::File(path) => Some((name.clone(), path.clone())),
-        EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
-    };
-    let files: Vec<(String, String)> = spec.env.iter().filter_map(file).collect();
-    let mut values: HashMap<String, String> = match files.is_empty() {
-        true => HashMap::new(),
-        false => rights.env_values(files).await?.into_iter().collect(),
-    };
-    for (name, value) in &spec.env {
-        let is_secret = matches!(value, EnvValue::Secret(_) | EnvValue::File(_));
-        let value = match value {
-            EnvValue::Text(text) => text.clone(),
-            EnvValue::Secret(secret) => secret.expose().to_owned(),
-            EnvValue::Digest(_) => {
-                return Err(LaunchError::NoSecret { name: name.clone() });
-            }
-            EnvValue::File(_) => values.remove(name).unwrap_or_default(),
-        };
-        if name.contains('\0') || value.contains('\0') {
-            return Err(LaunchError::NulInEnv { name: name.clone() });
-        }
-        if is_secret {
-            secrets.add(&value);
-        }
-        if !LAUNCH_VARIABLES.contains(&name.as_str()) {
-            env.insert(name.clone(), value);
-        }
-    }
-    env.extend(launch_variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-    Ok(Environment { variables: env.into_iter().collect(), secrets })
-}
 
 /// Destination of the output of a launch.
 pub enum Sink {
@@ -114,6 +48,7 @@ pub struct Launch {
     pub record: Option<(ExitRecords, String)>,
     pub pid_file: Option<PathBuf>,
     pub group: Option<Cgroup>,
+    pub sandbox: LaunchSandbox,
 }
 
 /// The descriptors of a launch.
@@ -277,12 +212,18 @@ impl Launch {
             code: opened.code.as_ref().map(AsFd::as_fd),
             group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
+            restrictions: self.sandbox.restrictions,
+            namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
         };
         request.spawn(vfork)
     }
 
     fn explain(&self, stage: ExecStage, source: std::io::Error) -> LaunchError {
+        let source = match SandboxError::of_stage(stage, &self.sandbox, source) {
+            Ok(restriction) => return restriction.into(),
+            Err(source) => source,
+        };
         let (command, folder) = (self.command.clone(), self.folder.clone());
         let user = self.rights.account().name().to_owned();
         match stage {
@@ -296,6 +237,12 @@ impl Launch {
             | ExecStage::Table
             | ExecStage::Session
             | ExecStage::Descriptors
+            | ExecStage::MountNamespace
+            | ExecStage::Ulimit(_)
+            | ExecStage::OomScoreAdj
+            | ExecStage::Nice
+            | ExecStage::Capabilities
+            | ExecStage::NoNewPrivs
             | ExecStage::Program => LaunchError::Exec { command, source },
         }
     }
@@ -348,6 +295,7 @@ pub struct SpecCommand<'a> {
     pub rights: &'a Rights,
     pub env: Environment,
     pub time: Duration,
+    pub sandbox: LaunchSandbox,
 }
 
 /// Runs a command to its end, within its maximum duration. Secrets are masked in the returned output. The output goes to
@@ -358,7 +306,8 @@ pub async fn run(
     record: Option<(ExitRecords, String)>,
     group: Option<Cgroup>,
 ) -> Result<(CommandExit, Output), LaunchError> {
-    let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time } = program;
+    let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time, sandbox } =
+        program;
     let output = Output::new()?;
     let recorded = record.is_some();
     let launch = Launch {
@@ -370,6 +319,7 @@ pub async fn run(
         record,
         pid_file: None,
         group,
+        sandbox,
     };
     let handle = launch.spawn().await?;
     if recorded {
@@ -395,6 +345,7 @@ mod tests {
     use std::task::Poll;
 
     use crate::agent::user_files::{MAX_PER_USER, UserPermits};
+    use crate::model::Spec;
 
     /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
@@ -421,6 +372,7 @@ mod tests {
             record: None,
             pid_file: None,
             group: None,
+            sandbox: LaunchSandbox::default(),
         };
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
@@ -447,6 +399,7 @@ mod tests {
             record: None,
             pid_file: None,
             group: None,
+            sandbox: LaunchSandbox::default(),
         };
         let until = async |name: &str| {
             let appears = async {

@@ -77,7 +77,10 @@ pub fn infer_outcome(
 pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
     let check = match step.op {
-        Op::Start | Op::Restart => monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS),
+        Op::Start | Op::Restart => {
+            let hooks = step.spec.as_ref().map_or(0, |spec| spec.hooks.launch_seconds(&spec.monitor));
+            monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS).saturating_add(hooks)
+        }
         Op::Stop | Op::Kill => monitor.stop_check_secs.unwrap_or(Monitor::STOP_CHECK_SECS),
         Op::Register | Op::Unregister | Op::Supervise | Op::Unsupervise | Op::Reload => 0,
     };

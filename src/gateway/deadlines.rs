@@ -53,10 +53,11 @@ fn max_operation_time(item: &TaskItem) -> Duration {
     let timeout = monitor.and_then(|monitor| monitor.op_timeout).unwrap_or(Monitor::OP_TIMEOUT);
     let start = monitor.and_then(|monitor| monitor.start_check_secs).unwrap_or(Monitor::START_CHECK_SECS);
     let stop = monitor.and_then(|monitor| monitor.stop_check_secs).unwrap_or(Monitor::STOP_CHECK_SECS);
+    let hooks = item.held.as_ref().map_or(0, |held| held.spec.hooks.launch_seconds(&held.spec.monitor));
     let (commands, checks) = match &item.op {
-        Some(AgentOp::Start) => (1, start),
+        Some(AgentOp::Start) => (1, start.saturating_add(hooks)),
         Some(AgentOp::Stop | AgentOp::Kill) => (1, stop),
-        Some(AgentOp::Restart) => (2, start.saturating_add(stop)),
+        Some(AgentOp::Restart) => (2, start.saturating_add(stop).saturating_add(hooks)),
         Some(AgentOp::Reload) => (1, 0),
         Some(AgentOp::Status | AgentOp::Host | AgentOp::Unhost | AgentOp::Rename { .. }) | None => (0, 0),
     };

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::request::{Loose, RequestError, loose_text};
@@ -41,8 +42,8 @@ wire! {
         #[schemars(with = "Option<Map<String, Value>>")] log: LogRotation,
         #[schemars(with = "Option<Map<String, Value>>")] limits: AbsoluteLimits,
         #[serde(deserialize_with = "loose_text")] env_file: String,
-        #[schemars(with = "Option<Map<String, Value>>")] sandbox: Sandbox,
-        #[schemars(with = "Option<Map<String, Value>>")] hooks: Hooks,
+        sandbox: Map<String, Value>,
+        hooks: Map<String, Value>,
     }
     #[schemars(rename = "Identity")]
     IdentityWire {
@@ -164,9 +165,9 @@ impl SpecWire {
             restart: self.restart.clone().unwrap_or_default(),
             log: self.log.clone().unwrap_or_default(),
             limits: self.limits.clone().unwrap_or_default(),
-            env_file: self.env_file.clone(),
-            sandbox: self.sandbox.clone().unwrap_or_default(),
-            hooks: self.hooks.clone().unwrap_or_default(),
+            env_file: self.env_file()?,
+            sandbox: self.sandbox()?,
+            hooks: self.hooks()?,
         })
     }
 
@@ -198,14 +199,35 @@ impl SpecWire {
         })
     }
 
+    fn env_file(&self) -> Result<Option<String>, RequestError> {
+        match self.env_file.clone() {
+            Some(path) if !path.starts_with('/') => {
+                Err(RequestError::new("spec.env_file", "is not an absolute path"))
+            }
+            path => Ok(path),
+        }
+    }
+
+    fn sandbox(&self) -> Result<Sandbox, RequestError> {
+        let sandbox: Sandbox = known_section("spec.sandbox", self.sandbox.as_ref(), &Sandbox::FIELDS)?;
+        let checked = sandbox.check();
+        checked.map_err(|problem| RequestError::new(format!("spec.{}", problem.field), problem.why))?;
+        Ok(sandbox)
+    }
+
+    fn hooks(&self) -> Result<Hooks, RequestError> {
+        let hooks: Hooks = known_section("spec.hooks", self.hooks.as_ref(), &Hooks::FIELDS)?;
+        match &hooks.before_start {
+            Some(hook) if hook.run.is_empty() => Err(RequestError::missing("spec.hooks.before_start.run")),
+            Some(_) | None => Ok(hooks),
+        }
+    }
+
     /// Refuses fields that the agent does not act on: a restriction must not be ignored silently.
     fn refuse_reserved(&self) -> Result<(), RequestError> {
         let reserved = [
             ("spec.log", self.log.as_ref().is_some_and(SpecSection::is_set)),
             ("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set)),
-            ("spec.env_file", self.env_file.is_some()),
-            ("spec.sandbox", self.sandbox.as_ref().is_some_and(SpecSection::is_set)),
-            ("spec.hooks", self.hooks.as_ref().is_some_and(SpecSection::is_set)),
         ];
         match reserved.into_iter().find(|(_, is_set)| *is_set) {
             Some((field, _)) => Err(RequestError::new(field, "is not supported by this version")),
@@ -264,6 +286,20 @@ impl JobWire {
             start_check_end_time: self.start_check_end_time,
         }
     }
+}
+
+/// A section whose every field has to be known: a restriction must not be ignored silently.
+fn known_section<T: Default + DeserializeOwned>(
+    field: &str,
+    section: Option<&Map<String, Value>>,
+    known: &[&str],
+) -> Result<T, RequestError> {
+    let Some(section) = section else { return Ok(T::default()) };
+    if let Some(unknown) = section.keys().find(|name| !known.contains(&name.as_str())) {
+        let name: String = unknown.chars().take(40).collect();
+        return Err(RequestError::new(format!("{field}.{name}"), "is not supported by this version"));
+    }
+    T::deserialize(section).map_err(|error| RequestError::new(field, error.to_string()))
 }
 
 /// A signal that a spec may name.

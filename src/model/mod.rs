@@ -16,6 +16,7 @@ mod observed;
 mod outcome;
 mod plan;
 mod revision;
+mod sandbox;
 mod selection;
 mod selector;
 mod spec;
@@ -43,6 +44,10 @@ pub use observed::{
 pub use outcome::{StepOutcome, SyncStatus};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use revision::{ParseSpecRevisionError, SpecRevision};
+pub use sandbox::{
+    ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number,
+    ulimit_number,
+};
 pub use selection::{Selection, glob};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
@@ -50,8 +55,8 @@ pub use spec::{
     StartMode, secret_digest,
 };
 pub use supervision::{
-    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
-    SIGNALS, Sandbox, SectionParts, SpecSection, Ulimit, bytes, signal_number,
+    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, RestartRule, RestartWhen, SIGNALS,
+    SectionParts, SpecSection, bytes, signal_number,
 };
 pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};

@@ -9,7 +9,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::supervision::{AbsoluteLimits, HealthCheck, Hooks, LogRotation, RestartRule, Sandbox};
+use super::sandbox::Sandbox;
+use super::supervision::{AbsoluteLimits, HealthCheck, Hooks, LogRotation, RestartRule};
 
 /// Omits unset fields: most fields of a spec are unset.
 pub(super) fn is_unset<T: Default + PartialEq>(value: &T) -> bool {

@@ -1,13 +1,11 @@
-//! Spec fields that only Abide has: health check, restart policy, log rotation, limits, sandbox, hooks.
+//! Spec fields that only Abide has: health check, restart policy, log rotation, limits, hooks.
 //!
 //! Every field is optional, and the agent's defaults are not stored here: an unset field enters no digest. A section is
 //! compared by its [`parts`](SpecSection::parts), the set fields in canonical form.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use super::spec::is_unset;
+use super::spec::{Monitor, is_unset};
 
 /// The set fields of a section by name, in canonical form.
 pub type SectionParts = Vec<(String, String)>;
@@ -23,15 +21,19 @@ pub trait SpecSection: Default + PartialEq {
 
 /// Collects the set fields of a section.
 #[derive(Default)]
-struct Parts(SectionParts);
+pub(super) struct Parts(pub(super) SectionParts);
 
 impl Parts {
-    fn put(mut self, name: &str, value: Option<impl ToString>) -> Parts {
+    pub(super) fn put(mut self, name: &str, value: Option<impl ToString>) -> Parts {
         self.0.extend(value.map(|value| (name.to_owned(), value.to_string())));
         self
     }
 
-    fn list<'a, T: ToString + 'a>(self, name: &str, items: impl IntoIterator<Item = &'a T>) -> Parts {
+    pub(super) fn list<'a, T: ToString + 'a>(
+        self,
+        name: &str,
+        items: impl IntoIterator<Item = &'a T>,
+    ) -> Parts {
         let items: Vec<String> = items.into_iter().map(ToString::to_string).collect();
         self.put(name, (!items.is_empty()).then(|| items.join(" ")))
     }
@@ -202,113 +204,6 @@ impl From<Cores> for f64 {
     }
 }
 
-/// Restrictions of the process and of every command of its spec, in the words and meaning of systemd.exec.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Sandbox {
-    #[serde(skip_serializing_if = "is_unset")]
-    pub no_new_privs: Option<bool>,
-    /// The bounding set, as names such as `CAP_NET_BIND_SERVICE`; an empty list allows none.
-    #[serde(skip_serializing_if = "is_unset")]
-    pub capabilities: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub umask: Option<u32>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub nice: Option<i32>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub oom_score_adj: Option<i32>,
-    /// Soft and hard limit by name, such as `nofile`.
-    #[serde(skip_serializing_if = "is_unset")]
-    pub ulimits: BTreeMap<String, Ulimit>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub private_tmp: Option<bool>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub read_only_paths: Vec<String>,
-    #[serde(skip_serializing_if = "is_unset")]
-    pub protect_system: Option<ProtectSystem>,
-}
-
-/// Value of a resource limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Ulimit {
-    Limit(u64),
-    Infinity(Infinity),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Infinity {
-    Infinity,
-}
-
-impl Ulimit {
-    pub const INFINITY: Ulimit = Ulimit::Infinity(Infinity::Infinity);
-}
-
-impl std::fmt::Display for Ulimit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Ulimit::Limit(limit) => write!(f, "{limit}"),
-            Ulimit::Infinity(_) => f.write_str("infinity"),
-        }
-    }
-}
-
-/// Which system directories are read-only, as in systemd.exec's ProtectSystem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ProtectSystem {
-    /// /usr and the boot loader.
-    True,
-    /// Also /etc.
-    Full,
-    /// Everything but /dev, /proc and /sys.
-    Strict,
-}
-
-impl ProtectSystem {
-    pub const ALL: [ProtectSystem; 3] = [ProtectSystem::True, ProtectSystem::Full, ProtectSystem::Strict];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            ProtectSystem::True => "true",
-            ProtectSystem::Full => "full",
-            ProtectSystem::Strict => "strict",
-        }
-    }
-}
-
-impl SpecSection for Sandbox {
-    fn parts(&self) -> SectionParts {
-        let Sandbox {
-            no_new_privs,
-            capabilities,
-            umask,
-            nice,
-            oom_score_adj,
-            ulimits,
-            private_tmp,
-            read_only_paths,
-            protect_system,
-        } = self;
-        let mut parts = Parts::default()
-            .put("no_new_privs", no_new_privs.as_ref())
-            .put("capabilities", capabilities.as_ref().map(|names| names.join(" ")))
-            .put("umask", umask.map(|mask| format!("{mask:04o}")))
-            .put("nice", nice.as_ref())
-            .put("oom_score_adj", oom_score_adj.as_ref());
-        for (name, limit) in ulimits {
-            parts = parts.put(&format!("ulimits.{name}"), Some(limit));
-        }
-        parts
-            .put("private_tmp", private_tmp.as_ref())
-            .list("read_only_paths", read_only_paths)
-            .put("protect_system", protect_system.map(ProtectSystem::word))
-            .0
-    }
-}
-
 /// Commands that the agent runs around an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -325,6 +220,23 @@ pub struct Hook {
     /// Seconds; unset: `op_timeout`.
     #[serde(skip_serializing_if = "is_unset")]
     pub timeout: Option<u32>,
+}
+
+impl Hook {
+    /// The time limit in seconds.
+    pub fn seconds(&self, monitor: &Monitor) -> u32 {
+        self.timeout.or(monitor.op_timeout).unwrap_or(Monitor::OP_TIMEOUT)
+    }
+}
+
+impl Hooks {
+    /// The names of all hooks.
+    pub const FIELDS: [&str; 1] = ["before_start"];
+
+    /// Time that the hooks of one launch may take, in seconds.
+    pub fn launch_seconds(&self, monitor: &Monitor) -> u32 {
+        self.before_start.as_ref().map_or(0, |hook| hook.seconds(monitor))
+    }
 }
 
 impl SpecSection for Hooks {
@@ -405,13 +317,6 @@ mod tests {
         assert!(RestartRule::default().parts().is_empty());
         assert!(LogRotation::default().parts().is_empty());
         assert!(AbsoluteLimits::default().parts().is_empty());
-        assert!(Sandbox::default().parts().is_empty());
         assert!(Hooks::default().parts().is_empty());
-        let none = Sandbox { capabilities: Some(Vec::new()), ..Sandbox::default() };
-        assert_eq!(
-            none.parts(),
-            [("capabilities".to_owned(), String::new())],
-            "an empty bounding set is set"
-        );
     }
 }

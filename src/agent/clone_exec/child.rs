@@ -4,10 +4,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr;
 
+use super::restrict::Restrictions;
 use super::{EXIT_RECORD_FD, ExecStage};
 
 /// The descriptor by which a forked process reports a failed step.
 const STATUS_FD: RawFd = 4;
+/// The descriptor of the mount namespace until the process has entered it.
+const NAMESPACE_FD: RawFd = 5;
 
 /// Written by a forked process when it has a descriptor table of its own.
 pub const TABLE_COPIED: u8 = 0xff;
@@ -28,6 +31,7 @@ pub struct ChildContext {
     /// of the whole table.
     pub copied: RawFd,
     pub ids: Option<(u32, u32, *const u32, usize)>,
+    pub restrictions: Restrictions,
     pub failed: Option<(ExecStage, c_int)>,
 }
 
@@ -66,9 +70,8 @@ pub extern "C" fn exec_child(arg: *mut c_void) -> c_int {
 unsafe fn report(context: &mut ChildContext, stage: ExecStage, error: c_int) {
     context.failed = Some((stage, error));
     if context.status >= 0 {
-        let nth = ExecStage::REPORTED.iter().position(|one| *one == stage).unwrap_or_default();
         let [one, two, three, four] = error.to_ne_bytes();
-        let bytes = [nth as u8, one, two, three, four];
+        let bytes = [stage.code(), one, two, three, four];
         // SAFETY: writes a local buffer to the status pipe, by its current number.
         unsafe { libc::write(context.status, bytes.as_ptr().cast(), bytes.len()) };
     }
@@ -90,12 +93,13 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
         }
         done(libc::setsid(), ExecStage::Session)?;
         install_descriptors(context)?;
-        libc::umask(0o022);
+        context.restrictions.apply_as_agent()?;
         if let Some((user, group, groups, count)) = context.ids {
             called(libc::syscall(libc::SYS_setgroups, count, groups), ExecStage::User)?;
             called(libc::syscall(libc::SYS_setresgid, group, group, group), ExecStage::User)?;
             called(libc::syscall(libc::SYS_setresuid, user, user, user), ExecStage::User)?;
         }
+        context.restrictions.apply_as_user()?;
         if context.status >= 0 {
             // The user must not read this copy of the agent's memory, whatever fs.suid_dumpable says. `execve` resets this.
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -142,7 +146,7 @@ unsafe fn install_descriptors(context: &mut ChildContext) -> Result<(), ExecStag
             fd => done(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, ABOVE)),
         };
         context.status = away(context.status)?;
-        let code = away(context.code)?;
+        let (code, namespace) = (away(context.code)?, away(context.restrictions.namespace)?);
         done(libc::dup2(context.input, 0))?;
         done(libc::dup2(context.output, 1))?;
         done(libc::dup2(context.output, 2))?;
@@ -154,9 +158,13 @@ unsafe fn install_descriptors(context: &mut ChildContext) -> Result<(), ExecStag
             ..0 => drop(libc::close(STATUS_FD)),
             status => context.status = done(libc::dup3(status, STATUS_FD, libc::O_CLOEXEC))?,
         }
-        if libc::syscall(libc::SYS_close_range, STATUS_FD + 1, c_int::MAX, 0) < 0 {
+        match namespace {
+            ..0 => drop(libc::close(NAMESPACE_FD)),
+            fd => context.restrictions.namespace = done(libc::dup3(fd, NAMESPACE_FD, libc::O_CLOEXEC))?,
+        }
+        if libc::syscall(libc::SYS_close_range, NAMESPACE_FD + 1, c_int::MAX, 0) < 0 {
             // Kernels before 5.9 have no close_range. Descriptors above the limit close on `execve`.
-            for fd in STATUS_FD + 1..OLD_DESCRIPTORS {
+            for fd in NAMESPACE_FD + 1..OLD_DESCRIPTORS {
                 libc::close(fd);
             }
         }

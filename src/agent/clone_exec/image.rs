@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
 use super::child::ChildContext;
-use super::{ExecRequest, HELD_FROM};
+use super::{ExecRequest, HELD_FROM, Restrictions};
 
 /// Stack size: far more than the few system calls need. The stack is at the lowest address, so that an overflow faults.
 const STACK: usize = 64 << 10;
@@ -37,7 +37,8 @@ impl Image {
         let (programs, args, env) =
             (writer.list(&request.programs), writer.list(&request.args), writer.list(&request.env));
         let code = request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, status];
+        let namespace = request.namespace.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, status, namespace];
         let above_used = used.into_iter().fold(HELD_FROM, |above, fd| above.max(fd + 1));
         let context = ChildContext {
             programs,
@@ -52,6 +53,7 @@ impl Image {
             ids: request.ids.as_ref().map(|(user, group, groups)| {
                 (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
             }),
+            restrictions: Restrictions { namespace, ..request.restrictions },
             failed: None,
         };
         // SAFETY: both ranges are inside the mapping and aligned, and no other code uses the mapping yet.

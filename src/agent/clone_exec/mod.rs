@@ -14,6 +14,8 @@
 
 mod child;
 mod image;
+mod restrict;
+mod stage;
 
 use std::ffi::{CString, c_int, c_void};
 use std::io;
@@ -27,6 +29,8 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use self::child::{TABLE_COPIED, exec_child};
 use self::image::Image;
+pub use self::restrict::Restrictions;
+pub use self::stage::ExecStage;
 use super::process::ProcessIdentity;
 use super::reaper;
 
@@ -69,34 +73,11 @@ pub struct ExecRequest<'a> {
     pub group: Option<BorrowedFd<'a>>,
     /// User, group and supplementary groups; `None`: those of the agent.
     pub ids: Option<(u32, u32, Vec<u32>)>,
+    pub restrictions: Restrictions,
+    /// The mount namespace that the process enters; `None`: the agent's own.
+    pub namespace: Option<BorrowedFd<'a>>,
     /// The user is the agent's own: no other user can stop the process before `execve`.
     pub is_own: bool,
-}
-
-/// The step of a launch that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExecStage {
-    Clone,
-    /// Leaving the agent's descriptor table.
-    Table,
-    Session,
-    Descriptors,
-    Folder,
-    User,
-    Program,
-    /// The process did not reach `execve` in time, and was killed.
-    TimedOut,
-}
-
-impl ExecStage {
-    const REPORTED: [ExecStage; 6] = [
-        ExecStage::Session,
-        ExecStage::Descriptors,
-        ExecStage::Folder,
-        ExecStage::User,
-        ExecStage::Program,
-        ExecStage::Table,
-    ];
 }
 
 /// Handle on a vfork launch, for the task that waits for it. The launching thread sleeps until `execve`.
@@ -252,10 +233,9 @@ fn wait_for_report(
         let told = bytes[..length].strip_prefix(&[TABLE_COPIED]);
         match told.unwrap_or(&bytes[..length]) {
             [stage, errno @ ..] => {
-                let stage = ExecStage::REPORTED.get(usize::from(*stage)).copied();
                 let errno = errno.try_into().map(c_int::from_ne_bytes).unwrap_or(libc::EIO);
                 let error = io::Error::from_raw_os_error(errno);
-                return Ok(Some((stage.unwrap_or(ExecStage::Program), error)));
+                return Ok(Some((ExecStage::of_code(*stage), error)));
             }
             [] if told.is_some() => status = None,
             [] => return Ok(None),
@@ -430,6 +410,8 @@ mod tests {
             code: None,
             group: None,
             ids: None,
+            restrictions: Restrictions::default(),
+            namespace: None,
             is_own: true,
         };
         type Mode = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
@@ -474,6 +456,8 @@ mod tests {
             code: None,
             group: None,
             ids: None,
+            restrictions: Restrictions::default(),
+            namespace: None,
             is_own: false,
         };
         let spawned = request(c"/").spawn(&VforkGuard::default()).expect("a process");

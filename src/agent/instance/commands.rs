@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::error::AgentError;
+use crate::agent::environment::environment;
+use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{self, ExitRecord, ExitRecordError, kill_group};
 use crate::agent::output::Output;
-use crate::agent::spawn::{CommandExit, SpecCommand, environment, run};
+use crate::agent::sandbox::{LaunchSandbox, MainProcess};
+use crate::agent::spawn::{CommandExit, SpecCommand, run};
 use crate::agent::state::state_key;
 use crate::failpoint;
 use crate::model::{Monitor, Spec};
@@ -56,11 +58,14 @@ impl InstanceTask {
             group = of_launch;
         }
         let env = environment(spec, &rights, &variables).await?;
+        let main = self.state.run.as_ref();
+        let main = main.map(|run| MainProcess { identity: &run.identity, live: &run.live.spec });
+        let sandbox = LaunchSandbox::of_command(spec, &rights, main).await.map_err(LaunchError::from)?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         let folder = Path::new(&spec.identity.setup_path);
         let shared = Arc::clone(&self.shared);
         let _permit = shared.commands.acquire(rights.account().uid()).await;
-        let program = SpecCommand { command, folder, rights: &rights, env, time };
+        let program = SpecCommand { command, folder, rights: &rights, env, time, sandbox };
         match record {
             Some(record) => self.run_recorded(&record, program, group).await.map(|(ended, _)| ended),
             None => Ok(run(program, None, group).await.map(|(ended, _)| ended)?),

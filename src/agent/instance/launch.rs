@@ -11,15 +11,15 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
+use crate::agent::environment::{environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
 use crate::agent::masking::SecretTexts;
 use crate::agent::output::{Output, OutputError};
 use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
-use crate::agent::spawn::{
-    CommandExit, Environment, Launch, Sink, SpecCommand, environment, ignored_variables,
-};
+use crate::agent::sandbox::LaunchSandbox;
+use crate::agent::spawn::{CommandExit, Launch, Sink, SpecCommand};
 use crate::agent::start_output::{LogTarget, StartAttempt, last_lines};
 use crate::agent::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent::user_files::{FileWork, Rights};
@@ -34,6 +34,7 @@ impl InstanceTask {
         &mut self,
         owned: &OwnedSpec,
         launch_id: &str,
+        op_id: Option<&str>,
         group: Option<Cgroup>,
         captures: bool,
     ) -> Result<ProcessHandle, OpReply> {
@@ -47,9 +48,15 @@ impl InstanceTask {
         for variable in ignored_variables(spec) {
             warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
         }
+        let sandbox = LaunchSandbox::of_launch(spec, &rights).await;
+        let sandbox = sandbox.map_err(|error| failed(AgentError::from(LaunchError::from(error))))?;
+        self.run_before_start(spec, &rights, launch_id, op_id, &sandbox).await?;
+        // Read after the hook, which may write the files.
         let env = environment(spec, &rights, &variables).await;
         let env = env.map_err(|error| failed(AgentError::from(error)))?;
         let pid_file = PathBuf::from(&spec.identity.pid_path);
+        let folder = Path::new(&spec.identity.setup_path);
+        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         // One-shots and scheduled runs are always children of the agent, so that their exit code is known.
         let resident = spec.monitor.auto_type == AutoType::Resident;
         match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
@@ -57,13 +64,14 @@ impl InstanceTask {
                 let output = self.foreground_output(spec, &rights, env.secrets, captures && resident)?;
                 let launch = Launch {
                     command,
-                    folder: PathBuf::from(&spec.identity.setup_path),
+                    folder: folder.to_owned(),
                     rights,
                     env: env.variables,
                     output,
                     record: (!resident).then(|| (self.shared.exits.clone(), launch_id.to_owned())),
                     pid_file: Some(pid_file),
                     group,
+                    sandbox,
                 };
                 let launched = launch.spawn().await;
                 launched.map_err(|error| {
@@ -75,7 +83,8 @@ impl InstanceTask {
                 let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);
                 // Where the user cannot create the directory, the daemon fails with its own message.
                 let _ = rights.run(FileWork::PidFile, "create the directory of pid_path", make).await;
-                self.begin_daemon(spec, &rights, &command, env, (launch_id, group)).await
+                let program = SpecCommand { command: &command, folder, rights: &rights, env, time, sandbox };
+                self.begin_daemon(spec, program, (launch_id, group)).await
             }
         }
     }
@@ -110,13 +119,11 @@ impl InstanceTask {
     async fn begin_daemon(
         &mut self,
         spec: &Spec,
-        rights: &Rights,
-        command: &str,
-        env: Environment,
+        program: SpecCommand<'_>,
         (launch_id, group): (&str, Option<Cgroup>),
     ) -> Result<ProcessHandle, OpReply> {
         let shared = Arc::clone(&self.shared);
-        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+        let (rights, time) = (program.rights, program.time);
         let permit = shared.commands.acquire(rights.account().uid()).await;
         let of_launch = shared.groups.of(launch_id);
         let evidence = LaunchEvidence {
@@ -125,9 +132,8 @@ impl InstanceTask {
             since: ticks_since_boot(),
             replaces: None,
         };
-        let folder = Path::new(&spec.identity.setup_path);
-        self.progress.attempt = Some(Box::new(StartAttempt { log: None, secrets: env.secrets.clone() }));
-        let program = SpecCommand { command, folder, rights, env, time };
+        self.progress.attempt =
+            Some(Box::new(StartAttempt { log: None, secrets: program.env.secrets.clone() }));
         let record = start_id(launch_id);
         if is_interrupted(&shared, spec, &evidence, &record).await {
             warn!(instance = %self.key, "start_cmd not repeated: it was killed with the agent, and processes of its launch still run");

@@ -3,7 +3,8 @@
 //! Operations on an instance run one after the other and never overlap. Between them the task waits for the process to
 //! end, or for a timer. An intent is in the store before its effect; a result is in the store before it is reported.
 //!
-//! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec.
+//! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec, [`hooks`] the
+//!   one before a launch.
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
 //! - [`monitor`]: resource usage, health, version and files of a running process.
@@ -18,6 +19,7 @@ mod completion;
 mod ending;
 mod handover;
 mod history;
+mod hooks;
 mod launch;
 mod monitor;
 mod operations;
@@ -34,6 +36,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
+pub use self::hooks::kill_leftovers;
 use self::monitor::Monitors;
 use super::checks::CheckResult;
 use super::context::AgentContext;

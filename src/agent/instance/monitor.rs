@@ -99,7 +99,7 @@ impl InstanceTask {
         let with_version = self.monitors.check_count.is_multiple_of(checks::CHECKS_PER_VERSION);
         self.monitors.check_count = self.monitors.check_count.saturating_add(1);
         let files = std::mem::take(&mut self.monitors.files);
-        let (key, live, pid) = (self.key.clone(), run.live.clone(), handle.identity.pid);
+        let (key, live, main) = (self.key.clone(), run.live.clone(), handle.identity.clone());
         let shared = Arc::clone(&self.shared);
         self.monitors.check_task = Some(tokio::spawn(async move {
             let rights = match shared.rights_of(&live.spec) {
@@ -110,7 +110,7 @@ impl InstanceTask {
                 }
             };
             let _permit = shared.check_permits.acquire(rights.account().uid()).await;
-            checks::run_checks(key, live, rights, pid, with_version, files).await
+            checks::run_checks(key, live, rights, main, with_version, files).await
         }));
     }
 

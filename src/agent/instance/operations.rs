@@ -112,13 +112,15 @@ impl InstanceTask {
             }
         }
         failpoint::point("intent-written");
-        let process = match self.begin(owned, &intent.incarnation, group.clone(), check).await {
-            Ok(handle) => handle,
-            Err(reply) => {
-                group.into_iter().for_each(Cgroup::clear);
-                return reply;
-            }
-        };
+        let process =
+            match self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group.clone(), check).await
+            {
+                Ok(handle) => handle,
+                Err(reply) => {
+                    group.into_iter().for_each(Cgroup::clear);
+                    return reply;
+                }
+            };
         failpoint::point("born");
         let LaunchIntent { incarnation, op_id: by, group, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);

@@ -1,4 +1,4 @@
-//! User files: the paths of a spec (`log_path`, `pid_path`, `env.file`, `configmap`), opened with its user's rights.
+//! User files: the paths of a spec (`log_path`, `pid_path`, `env.file`, `env_file`, `configmap`), opened with its user's rights.
 //!
 //! The agent runs as root, and a manifest author does not. A file is therefore opened by a helper thread with the user's
 //! groups and file-system ids and without capabilities. Such a thread serves one account and never another. The user cannot
@@ -9,6 +9,7 @@
 //! Nothing here runs on an async thread: [`Rights::run`] uses a worker thread, a timeout, and permits per user. A file
 //! system that hangs uses up the permits of its own user, and does not affect other users.
 
+mod env_file;
 mod pid_file;
 mod walk;
 
@@ -20,9 +21,10 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use self::env_file::EnvFileError;
 pub use self::pid_file::{PidEntry, PidFile};
-pub use self::walk::FileError;
-use self::walk::{FileAccess, Folder, WalkRule, parent};
+use self::walk::{FileAccess, Folder, parent};
+pub use self::walk::{FileError, WalkRule, locate};
 use super::account::{Account, FileCredentials};
 use super::permits::Permits;
 use super::start_output::LogStart;
@@ -35,7 +37,7 @@ pub type RootOpenPolicy = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
 const FILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum concurrent file threads, and launches, of one user: more would only wait for CPU time.
 pub const MAX_PER_USER: usize = 8;
-/// Maximum size of an `env.file`.
+/// Maximum size of an `env.file` and of an `env_file`.
 const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 /// Maximum size of a file that is summed.
 const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
@@ -49,6 +51,8 @@ pub enum UserFileError {
     Path { attempt: String, source: FileError, hint: String },
     #[error("log_path {} is a symbolic link; Abide does not follow links to a log file", path.display())]
     LogLink { path: PathBuf },
+    #[error("env_file {}: {source}", path.display())]
+    EnvFile { path: PathBuf, source: EnvFileError },
     #[error("cannot {what} as user {user:?}: the helper thread failed")]
     ThreadFailed { what: &'static str, user: String },
     #[error("cannot {what} as user {user:?}: no answer within {} s", FILE_TIMEOUT.as_secs())]
@@ -169,6 +173,17 @@ impl Rights {
         };
         self.run(FileWork::Launch, "read the env files", move |rights| {
             entries.into_iter().map(|entry| read(rights, entry)).collect()
+        })
+        .await
+    }
+
+    /// The variables of an environment file, in the order of the file.
+    pub async fn env_file(&self, path: &str) -> Result<Vec<(String, String)>, UserFileError> {
+        let path = PathBuf::from(path);
+        self.run(FileWork::Launch, "read env_file", move |rights| {
+            let failed = |error| rights.explain("cannot read env_file", &path, error);
+            let text = rights.with(&path, small_text).map_err(failed)?;
+            env_file::parse(&text).map_err(|source| UserFileError::EnvFile { path: path.clone(), source })
         })
         .await
     }
@@ -331,7 +346,16 @@ fn run_as_user<T: Send + 'static>(
 ///
 /// The real ids stay root's: with the user's real ids, the user could signal the thread and so the whole agent.
 fn assume_user(credentials: &FileCredentials) -> io::Result<()> {
-    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+    assume_file_ids(credentials)?;
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+}
+
+/// Sets the groups and file-system ids of an account on the calling thread alone. The kernel drops the capabilities for
+/// files from the effective set, until the thread has the file-system id of root again.
+pub fn assume_file_ids(credentials: &FileCredentials) -> io::Result<()> {
+    use rustix::thread::set_thread_groups;
     let FileCredentials { uid, gid, groups } = credentials;
     let groups: Vec<_> = groups.iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
     set_thread_groups(&groups)?;
@@ -345,8 +369,7 @@ fn assume_user(credentials: &FileCredentials) -> io::Result<()> {
     if u32::try_from(fs_gid) != Ok(*gid) || u32::try_from(fs_uid) != Ok(*uid) {
         return Err(io::Error::from_raw_os_error(libc::EPERM));
     }
-    let none = CapabilitySet::empty();
-    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+    Ok(())
 }
 
 fn name_of(uid: u32) -> String {
@@ -404,6 +427,15 @@ fn open_log(path: &Path, name: &str, rule: WalkRule, access: FileAccess) -> Resu
 }
 
 fn env_value(path: &Path, rule: WalkRule) -> Result<String, FileError> {
+    let text = small_text(path, rule)?;
+    match text.contains('\0') {
+        true => Err(FileError::Content("contains a NUL byte")),
+        false => Ok(text.trim_end_matches('\n').to_owned()),
+    }
+}
+
+/// The text of a small file.
+fn small_text(path: &Path, rule: WalkRule) -> Result<String, FileError> {
     let (folder, name) = parent(path, rule, false)?;
     let file = folder.open(&name, FileAccess::Read)?;
     if file.metadata()?.len() > MAX_ENV_FILE_BYTES {
@@ -414,11 +446,7 @@ fn env_value(path: &Path, rule: WalkRule) -> Result<String, FileError> {
     if bytes.len() as u64 > MAX_ENV_FILE_BYTES {
         return Err(FileError::TooLarge(MAX_ENV_FILE_BYTES));
     }
-    let text = String::from_utf8(bytes).map_err(|_| FileError::Content("is not valid UTF-8"))?;
-    match text.contains('\0') {
-        true => Err(FileError::Content("contains a NUL byte")),
-        false => Ok(text.trim_end_matches('\n').to_owned()),
-    }
+    String::from_utf8(bytes).map_err(|_| FileError::Content("is not valid UTF-8"))
 }
 
 fn sum(path: &Path, rule: WalkRule, known: Option<&FileSum>) -> Result<FileSum, FileError> {

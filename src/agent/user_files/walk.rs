@@ -102,6 +102,21 @@ pub fn parent(path: &Path, rule: WalkRule, make: bool) -> Result<(Folder, OsStri
     Ok((Folder::walk(parent, rule, make)?, name))
 }
 
+/// Opens a directory or a file as a location only: it can be neither read nor written by the descriptor.
+pub fn locate(path: &Path, rule: WalkRule) -> Result<OwnedFd, FileError> {
+    match Folder::walk(path, rule, false) {
+        Err(FileError::Io(error)) if error.raw_os_error() == Some(libc::ENOTDIR) => {}
+        walked => return walked.map(|folder| folder.fd),
+    }
+    let (folder, name) = parent(path, rule, false)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = openat(&folder.fd, &name, flags, Mode::empty())?;
+    match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
+        FileType::Symlink => Err(FileError::Link),
+        _ => Ok(fd),
+    }
+}
+
 impl Folder {
     pub fn walk(path: &Path, rule: WalkRule, make: bool) -> Result<Folder, FileError> {
         if !path.is_absolute() {

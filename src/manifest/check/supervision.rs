@@ -12,28 +12,8 @@ use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::model::{
     AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
-    Sandbox, Ulimit, bytes,
+    Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number,
 };
-
-/// The limits that `ulimits` may name, as in systemd and `setrlimit`.
-pub const ULIMITS: [&str; 16] = [
-    "as",
-    "core",
-    "cpu",
-    "data",
-    "fsize",
-    "locks",
-    "memlock",
-    "msgqueue",
-    "nice",
-    "nofile",
-    "nproc",
-    "rss",
-    "rtprio",
-    "rttime",
-    "sigpending",
-    "stack",
-];
 
 pub fn health(
     value: &HealthValue,
@@ -221,20 +201,21 @@ pub fn sandbox(entry: &SandboxEntry, path: &FieldPath, numbered: bool, values: &
     }
 }
 
-/// Sorted names with the prefix `CAP_`. The host checks whether its kernel knows them.
+/// Sorted names with the prefix `CAP_`.
 fn capabilities(names: &[Text], path: &FieldPath, values: &mut ValueChecker) -> Vec<String> {
     let mut all: Vec<String> = Vec::with_capacity(names.len());
     for (at, name) in names.iter().enumerate() {
         let upper = name.to_ascii_uppercase();
         let upper = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
-        if upper.len() > 4 && upper.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_') {
+        if capability_number(&upper).is_some() {
             all.push(upper);
             continue;
         }
+        let near = capability_names().find(|known| strsim::damerau_levenshtein(known, &upper) <= 2);
+        let hint =
+            near.map_or("such as CAP_NET_BIND_SERVICE".to_owned(), |near| format!("did you mean {near}?"));
         let message = format!("{path}[{at}] {:?} is not the name of a capability", shorten(name));
-        values.report(
-            PathProblem::new(Code::UnknownWord, path.index(at), message).hint("such as CAP_NET_BIND_SERVICE"),
-        );
+        values.report(PathProblem::new(Code::UnknownWord, path.index(at), message).hint(hint));
     }
     all.sort();
     all.dedup();
@@ -262,13 +243,13 @@ fn ulimit(name: &str, value: &TextOrNumber, path: &FieldPath, values: &mut Value
         return None;
     }
     let limit = match value {
-        TextOrNumber::Number(n) => u64::try_from(*n).ok().map(Ulimit::Limit),
-        TextOrNumber::Text(text) if text == "infinity" => Some(Ulimit::INFINITY),
-        TextOrNumber::Text(text) => text.parse().ok().map(Ulimit::Limit),
+        TextOrNumber::Number(n) => u64::try_from(*n).ok().map(Ulimit::both),
+        TextOrNumber::Text(text) => Ulimit::parse(text),
     };
     if limit.is_none() {
-        let message = format!("{path} {:?} is neither a number nor infinity", shorten(&value.to_string()));
-        values.report(PathProblem::new(Code::OutOfRange, path.clone(), message).hint("such as 65536"));
+        let message = format!("{path} {:?} is not a limit", shorten(&value.to_string()));
+        let hint = "a number, infinity, or SOFT:HARD such as \"1024:65536\"";
+        values.report(PathProblem::new(Code::OutOfRange, path.clone(), message).hint(hint));
     }
     limit
 }

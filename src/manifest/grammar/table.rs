@@ -181,7 +181,7 @@ static SANDBOX: Section = Section {
         entry("umask", Text, Optional, FieldOrigin::Abide, "File mode creation mask, as octal text such as \"0027\"."),
         entry("nice", Int(NICE), Optional, FieldOrigin::Abide, "Scheduling priority."),
         entry("oom_score_adj", Int(OOM_SCORE_ADJ), Optional, FieldOrigin::Abide, "Adjustment of the score by which the kernel chooses a process to kill."),
-        entry("ulimits", Map(&OneOf(&[Int(ANY_COUNT), Word(&["infinity"])])), Optional, FieldOrigin::Abide, "Resource limits by name, such as nofile: 65536."),
+        entry("ulimits", Map(&OneOf(&[Int(ANY_COUNT), Text])), Optional, FieldOrigin::Abide, "Resource limits by name, such as nofile: 65536: a number, infinity, or soft and hard limit as \"1024:65536\"."),
         entry("private_tmp", Bool, Optional, FieldOrigin::Abide, "The process has its own, empty /tmp and /var/tmp."),
         entry("read_only_paths", List(&AbsolutePath), Optional, FieldOrigin::Abide, "Paths that the process cannot write to."),
         entry("protect_system", OneOf(&[Bool, Word(PROTECT_SYSTEM)]), Optional, FieldOrigin::Abide, "Read-only system directories. true: /usr and /boot; full: also /etc; strict: everything but /dev, /proc and /sys."),

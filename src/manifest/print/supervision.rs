@@ -75,11 +75,10 @@ pub fn sandbox(sandbox: &Sandbox) -> SandboxEntry {
         read_only_paths,
         protect_system,
     } = sandbox;
-    let limit = |limit: &Ulimit| match limit {
-        Ulimit::Limit(limit) => {
-            i64::try_from(*limit).map_or_else(|_| TextOrNumber::Text(limit.to_string()), TextOrNumber::Number)
-        }
-        Ulimit::Infinity(_) => TextOrNumber::Text("infinity".to_owned()),
+    let limit = |limit: &Ulimit| {
+        let text = || TextOrNumber::Text(limit.to_string());
+        let number = i64::try_from(limit.soft).ok().filter(|_| limit.soft == limit.hard);
+        number.map_or_else(text, TextOrNumber::Number)
     };
     let ulimits: std::collections::BTreeMap<String, TextOrNumber> =
         ulimits.iter().map(|(name, value)| (name.clone(), limit(value))).collect();

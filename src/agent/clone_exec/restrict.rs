@@ -1,0 +1,201 @@
+//! Restrictions that a new process applies to itself between clone and execve.
+//!
+//! One plain value holds all of them, without pointers, so that it is valid in a copy of the agent's memory wherever the
+//! process is created. A restriction that cannot be applied ends the process, and is reported with its field.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+
+use super::ExecStage;
+
+/// Restrictions of a new process. The default restricts nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restrictions {
+    /// The mount namespace that the process enters; -1: the agent's own.
+    pub namespace: RawFd,
+    /// Soft and hard limit by the number of the resource.
+    pub limits: [Option<(u64, u64)>; 16],
+    pub oom_score_adj: Option<i32>,
+    pub nice: Option<i32>,
+    /// The capabilities that stay in the bounding set, as a bit mask.
+    pub bounding: Option<u64>,
+    pub umask: u32,
+    pub no_new_privs: bool,
+}
+
+/// The umask of a process whose spec sets none.
+pub const DEFAULT_UMASK: u32 = 0o022;
+
+impl Default for Restrictions {
+    fn default() -> Restrictions {
+        Restrictions {
+            namespace: -1,
+            limits: [None; 16],
+            oom_score_adj: None,
+            nice: None,
+            bounding: None,
+            umask: DEFAULT_UMASK,
+            no_new_privs: false,
+        }
+    }
+}
+
+/// Highest number that a capability can have.
+const MAX_CAPABILITY: u32 = 63;
+
+impl Restrictions {
+    /// Applies the restrictions that need the agent's rights: before the change of the user.
+    ///
+    /// SAFETY: may only be called by a new process before `execve`, with its own descriptor table.
+    pub unsafe fn apply_as_agent(&self) -> Result<(), ExecStage> {
+        // SAFETY: system calls on this process alone, with local buffers.
+        unsafe {
+            // Opens a file of /proc: before the mount namespace is entered, and before a limit of descriptors.
+            if let Some(score) = self.oom_score_adj {
+                write_oom_score_adj(score)?;
+            }
+            if self.namespace >= 0 {
+                let entered = libc::syscall(libc::SYS_setns, self.namespace, libc::CLONE_NEWNS);
+                done(entered as c_int, ExecStage::MountNamespace)?;
+            }
+            for (resource, limit) in self.limits.iter().enumerate() {
+                let Some((soft, hard)) = *limit else { continue };
+                let limit = [soft, hard];
+                let none = std::ptr::null_mut::<u64>();
+                let set = libc::syscall(libc::SYS_prlimit64, 0, resource, limit.as_ptr(), none);
+                done(set as c_int, ExecStage::Ulimit(resource as u8))?;
+            }
+            if let Some(nice) = self.nice {
+                let set = libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, nice);
+                done(set as c_int, ExecStage::Nice)?;
+            }
+            if let Some(bounding) = self.bounding {
+                drop_capabilities(bounding)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the rest: after the change of the user.
+    ///
+    /// SAFETY: as above.
+    pub unsafe fn apply_as_user(&self) -> Result<(), ExecStage> {
+        // SAFETY: system calls on this process alone.
+        unsafe {
+            libc::umask(self.umask);
+            if self.no_new_privs {
+                let set = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                done(set, ExecStage::NoNewPrivs)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn done(result: c_int, stage: ExecStage) -> Result<(), ExecStage> {
+    if result < 0 { Err(stage) } else { Ok(()) }
+}
+
+/// Drops the capabilities outside the mask from the bounding set and from the inheritable set.
+///
+/// SAFETY: as for `apply_as_agent`.
+unsafe fn drop_capabilities(bounding: u64) -> Result<(), ExecStage> {
+    // SAFETY: system calls on this process alone.
+    unsafe {
+        for capability in 0..=MAX_CAPABILITY {
+            // Negative above the last capability of this kernel.
+            let is_present = libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) > 0;
+            if is_present && bounding & 1 << capability == 0 {
+                let dropped = libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+                done(dropped, ExecStage::Capabilities)?;
+            }
+        }
+        // Fails on kernels without ambient capabilities, where none can be set.
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    }
+    clear_inheritable()
+}
+
+/// `struct __user_cap_header_struct` and `struct __user_cap_data_struct` of the kernel.
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CapabilityData {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// An inheritable capability survives `execve` although the bounding set excludes it.
+fn clear_inheritable() -> Result<(), ExecStage> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let mut header = CapabilityHeader { version: VERSION_3, pid: 0 };
+    let mut data = [CapabilityData::default(); 2];
+    // SAFETY: the buffers are local variables of the size that version 3 has.
+    unsafe {
+        let read = libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr());
+        done(read as c_int, ExecStage::Capabilities)?;
+        if data.iter().all(|part| part.inheritable == 0) {
+            return Ok(());
+        }
+        data.iter_mut().for_each(|part| part.inheritable = 0);
+        let written = libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr());
+        done(written as c_int, ExecStage::Capabilities)
+    }
+}
+
+/// SAFETY: as for `apply_as_agent`.
+unsafe fn write_oom_score_adj(score: i32) -> Result<(), ExecStage> {
+    let mut text = [0u8; 8];
+    let length = write_decimal(score, &mut text);
+    // SAFETY: system calls on this process alone, with local buffers.
+    unsafe {
+        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+        let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), flags);
+        done(file, ExecStage::OomScoreAdj)?;
+        let written = libc::write(file, text.as_ptr().cast(), length);
+        // The error number is that of the write.
+        let error = *libc::__errno_location();
+        libc::close(file);
+        *libc::__errno_location() = error;
+        done(written as c_int, ExecStage::OomScoreAdj)
+    }
+}
+
+/// Writes a number of at most 7 digits, without allocating. Returns the length.
+fn write_decimal(number: i32, text: &mut [u8; 8]) -> usize {
+    let (mut digits, mut left, mut count) = ([0u8; 8], number.unsigned_abs().min(9_999_999), 0);
+    loop {
+        (digits[count], left, count) = (b'0' + (left % 10) as u8, left / 10, count + 1);
+        if left == 0 {
+            break;
+        }
+    }
+    let sign = usize::from(number < 0);
+    if number < 0 {
+        text[0] = b'-';
+    }
+    for nth in 0..count {
+        text[sign + nth] = digits[count - 1 - nth];
+    }
+    sign + count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        for (number, expected) in [(0, "0"), (7, "7"), (-1000, "-1000"), (1000, "1000"), (-20, "-20")] {
+            let mut text = [0u8; 8];
+            let length = write_decimal(number, &mut text);
+            assert_eq!(std::str::from_utf8(&text[..length]), Ok(expected));
+        }
+    }
+}
