@@ -93,8 +93,7 @@ fn steps(
     if let Some((key, seen)) = instances.iter().find(|(key, _)| observation.is_foreign(key)) {
         return Err(OperateError::NotOwned { instance: (*key).clone(), pid: seen.process.pid });
     }
-    let steps: Vec<Step> =
-        instances.iter().map(|(key, seen)| step(op, key, seen, observation, caps)).collect();
+    let steps: Vec<Step> = instances.iter().map(|(key, seen)| step(op, key, seen, observation)).collect();
     // A target that stores no specs needs one with each operation.
     let stores_specs = caps.reads_specs || caps.operates_on_registered_spec;
     match steps.iter().find(|step| !stores_specs && step.spec.is_none()) {
@@ -118,13 +117,7 @@ fn holds(op: Op, instances: &[(&InstanceKey, &ObservedInstance)], terms: &HoldTe
 }
 
 /// An operation on an observed instance, with its registered or live spec.
-pub fn step(
-    op: Op,
-    instance: &InstanceKey,
-    seen: &ObservedInstance,
-    world: &Observation,
-    caps: &Caps,
-) -> Step {
+pub fn step(op: Op, instance: &InstanceKey, seen: &ObservedInstance, world: &Observation) -> Step {
     let known = world.entry(instance);
     let spec = match op {
         // A process is stopped with the spec that it was started with.
@@ -146,7 +139,7 @@ pub fn step(
         host: world.host(instance),
         op,
         spec_side: SpecSide::Old,
-        revision: spec.as_ref().filter(|_| !caps.reads_specs).map(under),
+        revision: spec.as_ref().map(under),
         spec,
         reloaded_fields: Vec::new(),
         pid_stays: op.pid_stays(),

@@ -11,7 +11,7 @@ use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::engine::manual::{execute_steps, step};
 use crate::model::{Desired, InstanceKey, ObservedInstance, Op, Step};
-use crate::observe::{Observation, Target};
+use crate::observe::Observation;
 
 /// Stop the local system; its processes keep running
 #[derive(Debug, clap::Args)]
@@ -89,7 +89,7 @@ async fn stop_all(live: &ConnectedTarget, printer: &Printer) -> Result<usize, Fa
             (_, Some(true)) => Op::Unsupervise,
             _ => return None,
         };
-        Some(step(op, key, seen, &world, &live.caps()))
+        Some(step(op, key, seen, &world))
     };
     let steps: Vec<Step> = world.observed.instances.iter().filter_map(step).collect();
     if steps.is_empty() {

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 
 use super::ApplyArgs;
 use crate::cli::commands::plan::args::PlanForm;
+use crate::cli::commands::plan::markdown::held_blocks;
+use crate::cli::commands::plan::text::held_text;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
@@ -85,7 +87,7 @@ pub fn show(
     }
     match args.output {
         PlanForm::Json => printer.data(&render_json(original, report)?),
-        PlanForm::Markdown => printer.data(&render_markdown(report)),
+        PlanForm::Markdown => printer.data(&render_markdown(planned, report)),
         PlanForm::Text => printer.styled(&render_text(planned, report)),
     }
     Ok(report.exit)
@@ -177,6 +179,8 @@ fn render_text(planned: &Plan, report: &ReportView) -> String {
         text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
     }
     if report.ended.is_empty() {
+        // A plan with steps was printed before its approval, with what it holds.
+        text.push_str(&held_text(planned));
         let held = planned.held.len();
         let rest = if held > 0 { format!("; {} held", count(held, "instance")) } else { String::new() };
         text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.in_sync)));
@@ -212,7 +216,7 @@ fn is_are(n: usize) -> String {
     format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
 }
 
-fn render_markdown(report: &ReportView) -> String {
+fn render_markdown(planned: &Plan, report: &ReportView) -> String {
     let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
     let end = match report.converged {
         Some(true) => "converged",
@@ -228,6 +232,7 @@ fn render_markdown(report: &ReportView) -> String {
         ));
         text.push_str(&escape::block(&message, "  "));
     }
+    text.extend(held_blocks(planned));
     text
 }
 
@@ -291,7 +296,7 @@ mod tests {
             reason: None,
             unhealthy: Vec::new(),
         };
-        let markdown = render_markdown(&report);
+        let markdown = render_markdown(&Plan::default(), &report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
         assert!(markdown.contains("\n  ```\n") && markdown.ends_with("\n  ````\n"), "{markdown}");
         let junit = junit(&report);

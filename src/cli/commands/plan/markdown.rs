@@ -22,6 +22,22 @@ pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: u
         }
         blocks.push(block);
     }
+    blocks.extend(held_blocks(plan));
+    let gates = plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive);
+    blocks.extend(gates.iter().chain(&plan.notes).map(|note| format!("\n> {}\n", code(note))));
+    let head = format!(
+        "### Abide: {}\n\nOwner {}, {}, fingerprint {}.\n\n",
+        summary(input, plan, hidden),
+        code(&input.rules.owner),
+        code(&input.heading()),
+        code(&digests.all),
+    );
+    cut(head, &blocks, most)
+}
+
+/// The held changes of a plan, grouped by reason: a heading and one block per group.
+pub fn held_blocks(plan: &Plan) -> Vec<String> {
+    let mut blocks = Vec::new();
     let held = held(plan);
     if !held.is_empty() {
         blocks.push("\n**Held**\n\n".to_owned());
@@ -40,16 +56,7 @@ pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: u
         block.extend(changed.map(|why| format!("  - {}\n", code(&reason(why)))));
         blocks.push(block);
     }
-    let gates = plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive);
-    blocks.extend(gates.iter().chain(&plan.notes).map(|note| format!("\n> {}\n", code(note))));
-    let head = format!(
-        "### Abide: {}\n\nOwner {}, {}, fingerprint {}.\n\n",
-        summary(input, plan, hidden),
-        code(&input.rules.owner),
-        code(&input.heading()),
-        code(&digests.all),
-    );
-    cut(head, &blocks, most)
+    blocks
 }
 
 /// As many whole blocks as fit, and the number of omitted ones.

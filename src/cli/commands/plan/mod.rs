@@ -4,7 +4,7 @@ pub mod args;
 pub mod groups;
 pub mod input;
 pub mod json;
-mod markdown;
+pub mod markdown;
 pub mod owner;
 pub mod source;
 pub mod text;

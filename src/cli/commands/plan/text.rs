@@ -13,6 +13,23 @@ pub fn text(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     for group in groups(plan) {
         text.push_str(&lines(&group, several));
     }
+    text.push_str(&held_text(plan));
+    for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive) {
+        text.push_str(&format!("{HINT}rollout{HINT:#}: {gate}\n"));
+    }
+    for note in &plan.notes {
+        text.push_str(&format!("{HINT}note{HINT:#}: {}\n", visible(note)));
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text.push_str(&format!("{BOLD}{}{BOLD:#}\n", summary(input, plan, hidden)));
+    text
+}
+
+/// The held changes of a plan, grouped by reason.
+pub fn held_text(plan: &Plan) -> String {
+    let mut text = String::new();
     let held = held(plan);
     if !held.is_empty() {
         text.push_str(&format!("{BOLD}held{BOLD:#}, not changed:\n"));
@@ -33,16 +50,6 @@ pub fn text(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
         let changed = group.held.why.iter().filter(|why| why.field.is_some());
         text.extend(changed.map(|why| format!("      {DIM}{}{DIM:#}\n", reason(why))));
     }
-    for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive) {
-        text.push_str(&format!("{HINT}rollout{HINT:#}: {gate}\n"));
-    }
-    for note in &plan.notes {
-        text.push_str(&format!("{HINT}note{HINT:#}: {}\n", visible(note)));
-    }
-    if !text.is_empty() {
-        text.push('\n');
-    }
-    text.push_str(&format!("{BOLD}{}{BOLD:#}\n", summary(input, plan, hidden)));
     text
 }
 
