@@ -37,6 +37,9 @@ pub struct Join {
     /// was lost or restored from a copy.
     #[serde(default)]
     pub last_seq: u64,
+    /// The agent understands [`ToAgent::ReadLog`].
+    #[serde(default)]
+    pub logs: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -79,6 +82,88 @@ pub enum ToAgent {
         namespace: String,
         groups: serde_json::Value,
     },
+    /// Reads a part of an instance's log. Sent to agents that announce [`Join::logs`]; the answer is one [`LogChunk`].
+    ReadLog(Box<LogRead>),
+    /// The caller of a read is gone: the agent stops it without an answer.
+    CancelLog {
+        id: String,
+    },
+}
+
+/// One read of an instance's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogRead {
+    /// Names the answer.
+    pub id: String,
+    pub instance: InstanceKey,
+    pub from: LogReadFrom,
+    /// Maximum bytes of the answer.
+    pub max_bytes: usize,
+    /// How long the agent may wait for new lines. 0: it answers at once, also with nothing.
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// The first line of a read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogReadFrom {
+    /// The last lines, and those since a time in milliseconds since 1970. Neither: the whole log.
+    Tail { lines: Option<u64>, since: Option<i64> },
+    /// After the end of an earlier chunk: its [`LogChunk::cursor`].
+    Cursor(String),
+}
+
+/// A part of an instance's log: whole lines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogChunk {
+    /// Of the [`LogRead`].
+    pub id: String,
+    #[serde(default)]
+    pub text: String,
+    /// Where the next read continues. The agent alone understands it.
+    #[serde(default)]
+    pub cursor: String,
+    /// The log has no more lines at present.
+    #[serde(default)]
+    pub end: bool,
+    /// The run whose stored output the text is; `None`: the text is from the log file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<LoggedRun>,
+    /// Why the log cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<LogError>,
+}
+
+/// A run whose output the agent stores.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LoggedRun {
+    /// Milliseconds since 1970.
+    pub started: i64,
+    /// The text begins with the first stored byte of the run.
+    pub first: bool,
+}
+
+/// Why a log cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogError {
+    pub reason: LogErrorReason,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LogErrorReason {
+    /// The agent never had this instance.
+    UnknownProcess,
+    /// The instance has neither a log file nor stored output.
+    NoLog,
+    /// The file cannot be read with the rights of the spec's user.
+    Unreadable,
+    /// Too many concurrent reads.
+    Busy,
+    #[serde(other)]
+    Other,
 }
 
 /// One operation on one instance.

@@ -52,6 +52,13 @@ pub fn read(text: &str) -> Option<Time> {
     text.parse::<Timestamp>().ok().map(|moment| Time(moment.as_millisecond()))
 }
 
+/// Parses a date and time without a zone, such as 2026-11-16T08:00:00, in the host's time zone.
+pub fn read_local(text: &str) -> Option<Time> {
+    let civil = text.parse::<jiff::civil::DateTime>().ok()?;
+    let moment = civil.to_zoned(TimeZone::system()).ok()?;
+    Some(Time(moment.timestamp().as_millisecond()))
+}
+
 /// Whether the time zone database has this name.
 pub fn is_zone(name: &str) -> bool {
     TimeZone::get(name).is_ok()

@@ -31,6 +31,28 @@ pub fn visible_lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 
+/// Lines of a log for a terminal: line breaks, tabs and colours are kept, other control characters are escaped.
+pub fn terminal_text(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let colour = rest.strip_prefix("\u{1b}[").and_then(|sequence| {
+            let end = sequence.find(|c: char| !c.is_ascii_digit() && c != ';' && c != ':')?;
+            sequence[end..].starts_with('m').then_some(2 + end + 1)
+        });
+        let length = colour.unwrap_or(c.len_utf8());
+        match c {
+            _ if colour.is_some() => out.push_str(&rest[..length]),
+            '\n' | '\t' => out.push(c),
+            '\r' if rest[1..].starts_with('\n') => {}
+            c if c.is_control() || is_hidden(c) => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+        rest = &rest[length..];
+    }
+    out
+}
+
 /// The entity of a markup character in HTML and XML. `apostrophe`: HTML 4 does not define `&apos;`.
 fn entity(c: char, apostrophe: &'static str) -> Option<&'static str> {
     match c {
@@ -111,6 +133,13 @@ fn longest_run(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_colours_a_terminal_and_does_nothing_else_to_it() {
+        let log = "a\tb\r\n\u{1b}[1;31mred\u{1b}[m\n\u{1b}[2J\u{1b}]0;title\u{7}\rover\u{1b}[31";
+        let shown = "a\tb\n\u{1b}[1;31mred\u{1b}[m\n\\u{1b}[2J\\u{1b}]0;title\\u{7}\\rover\\u{1b}[31";
+        assert_eq!(terminal_text(log), shown);
+    }
     use proptest::prelude::*;
 
     #[test]

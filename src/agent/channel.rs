@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 use super::Supervisor;
 use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
-    Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, OpResult, ToAgent,
+    Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk, OpResult, ToAgent,
 };
 use crate::backoff::BackoffPolicy;
 use crate::clock;
@@ -163,6 +163,10 @@ async fn try_session(
                     outbox.waiting.push(more);
                 }
             }
+            chunk = supervisor.next_log_chunk() => {
+                busy = true;
+                tokio::spawn(gateway.clone().send_log_chunk(session.clone(), chunk));
+            }
             sent = async { match &mut send_task { Some(send_task) => send_task.await, None => std::future::pending().await } } => {
                 send_task = None;
                 let acknowledged = sent??;
@@ -198,6 +202,7 @@ async fn join(
         clock: Some(clock::now().0),
         floors: true,
         last_seq: supervisor.last_seq(),
+        logs: true,
     };
     let Joined { session, acked, store } = gateway.call("join", &[], &request).await?;
     supervisor.session_started(&store).await?;
@@ -250,7 +255,11 @@ impl StreamClock {
                     false => Ok(age_ms),
                 }
             }
-            ToAgent::SetSpec { .. } | ToAgent::Synced { .. } | ToAgent::Groups { .. } => Ok(0),
+            ToAgent::SetSpec { .. }
+            | ToAgent::Synced { .. }
+            | ToAgent::Groups { .. }
+            | ToAgent::ReadLog(_)
+            | ToAgent::CancelLog { .. } => Ok(0),
         }
     }
 }
@@ -324,6 +333,14 @@ impl GatewayClient {
         let status = response.status();
         let bytes = response.bytes().await.map_err(TransportError::from)?;
         parse_response(status, &bytes)
+    }
+
+    /// Sends the answer to a read of a log. A lost answer is not repeated: the gateway reads again.
+    async fn send_log_chunk(self, session: String, chunk: LogChunk) {
+        let sent: Result<bool, SessionError> = self.call("logs", &[("session", &session)], &chunk).await;
+        if let Err(error) = sent {
+            debug!(why = %chain(&error), "log not sent");
+        }
     }
 
     async fn stream(

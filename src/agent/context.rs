@@ -9,6 +9,7 @@ use super::account::{Account, AccountError};
 use super::cgroup::Cgroups;
 use super::error::AgentError;
 use super::exit_record::ExitRecords;
+use super::logs::LogSources;
 use super::permits::Permits;
 use super::policy::HostPolicy;
 use super::pools::Pools;
@@ -34,6 +35,8 @@ pub struct AgentContext {
     pub check_permits: Permits,
     pub groups: Cgroups,
     pub pools: Pools,
+    /// Where the log of each instance is.
+    pub logs: LogSources,
     /// Bounds every launch and adoption on this host.
     pub policy: HostPolicy,
     /// Interval between two checks of health and files.

@@ -32,6 +32,8 @@
 //! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). An instance without limits
 //! and checks causes no periodic work. Orphaned descendants are reaped ([`reaper`]).
 //!
+//! Logs are read on request of the gateway ([`logs`]), by a task of their own: an operation that hangs does not delay them.
+//!
 //! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host [`policy`] bounds what a
 //! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
 
@@ -46,6 +48,7 @@ mod error;
 mod exit_record;
 mod health;
 mod instance;
+mod logs;
 mod masking;
 mod meter;
 mod oplog;
@@ -88,13 +91,14 @@ use self::cgroup::Cgroups;
 use self::context::AgentContext;
 use self::exit_record::ExitRecords;
 use self::instance::{InstanceCommand, InstanceTask};
+use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
 use self::pools::Pools;
 use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
 use self::recovery::{RecoveredState, Resumption};
 use self::state::{InstanceState, load_all, load_readable, result_key};
-use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, ToAgent};
+use crate::agent_protocol::{AgentMessage, AgentOp, LogChunk, OpRequest, OpResult, ToAgent};
 use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::ids::fresh_id;
@@ -118,6 +122,7 @@ pub struct Supervisor {
     /// Processes with a launch id that ran when an empty folder was opened: an earlier agent launched them, and its folder
     /// was lost.
     unclaimed: Option<Arc<Vec<LaunchedProcess>>>,
+    log_reads: LogReads,
     shared: Arc<AgentContext>,
 }
 
@@ -149,6 +154,7 @@ impl Supervisor {
             check_permits: Permits::new(MAX_CHECKS_PER_USER),
             groups,
             pools: Pools::default(),
+            logs: LogSources::default(),
             policy,
             check_interval,
         });
@@ -167,7 +173,14 @@ impl Supervisor {
         // had begun is resumed here.
         let mut oplog = OpLog::open(&shared.store).await?;
         pending.values().for_each(|resumption| oplog.begin(&resumption.pending.request));
-        let mut supervisor = Supervisor { instances: HashMap::new(), oplog, fences, unclaimed: None, shared };
+        let mut supervisor = Supervisor {
+            instances: HashMap::new(),
+            oplog,
+            fences,
+            unclaimed: None,
+            log_reads: LogReads::new(Arc::clone(&shared)),
+            shared,
+        };
         let count = states.len();
         if states.is_empty() && supervisor.fences.is_empty() {
             let found = launched_processes();
@@ -259,7 +272,14 @@ impl Supervisor {
 
     /// Starts a session with a gateway whose store has this identity.
     pub async fn session_started(&mut self, gateway_store: &str) -> Result<(), Error> {
+        // The gateway reads again in the new session.
+        self.log_reads.cancel_all();
         self.oplog.session_started(&self.shared.store, gateway_store, clock::now().0).await
+    }
+
+    /// The next answer to a read of a log.
+    pub async fn next_log_chunk(&mut self) -> LogChunk {
+        self.log_reads.next().await
     }
 
     /// Handles a message of the gateway. `age_ms`: time since the gateway sent it.
@@ -295,6 +315,8 @@ impl Supervisor {
                 }
             }
             ToAgent::Op(request) => self.operation(*request, age_ms).await,
+            ToAgent::ReadLog(read) => self.log_reads.begin(*read),
+            ToAgent::CancelLog { id } => self.log_reads.cancel(&id),
         }
     }
 

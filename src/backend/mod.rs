@@ -12,7 +12,7 @@ mod platform;
 mod row_state;
 pub mod sim;
 
-pub use abide::Abide;
+pub use abide::{Abide, LogRequest};
 pub use any::AnyBackend;
 pub use change_stream::{ChangeEvent, ChangeStream};
 pub use platform::{Business, Pace, Platform};

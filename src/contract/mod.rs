@@ -14,6 +14,7 @@ mod hold;
 mod host;
 mod instance_history;
 mod lease;
+mod log;
 mod plan;
 mod problem;
 mod process_row;
@@ -32,6 +33,7 @@ pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused
 pub use host::HostEntry;
 pub use instance_history::ExitDetails;
 pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
+pub use log::LogLine;
 pub use plan::{
     HeldRow, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource, PlanStep,
     StepReason,

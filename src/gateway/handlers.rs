@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::auth::App;
 use super::decode::{numeric_parameter, parameter, parse_body};
+use super::logs::LogQuery;
 use super::metrics::Gauges;
 use super::middleware::{MiddlewareState, RequestLog, json, lines};
 use super::processes::Query;
@@ -17,12 +18,14 @@ use super::registry::{RegistryCall as Registry, owned_spec};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, openapi};
+use crate::clock;
 use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::codes::RowCode;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
 use crate::gse::{JobApi, JobBody};
 use crate::http::{Connection, end_on_revocation};
+use crate::model::InstanceKey;
 use crate::store::Store;
 
 pub(super) async fn handle<S: Store>(
@@ -80,6 +83,7 @@ pub(super) async fn handle<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(page)));
         }
         ApiCall::Watch => return watch(shared, app, parts).await,
+        ApiCall::Logs => return logs(shared, app, parts),
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
         ApiCall::Hosts => {
             serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some()).await?)?
@@ -91,7 +95,8 @@ pub(super) async fn handle<S: Store>(
         }
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
-        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::Health | ApiCall::Ready => Value::Null,
+        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => Value::Null,
+        ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
 }
@@ -111,6 +116,40 @@ async fn watch<S: Store>(
     let body = shared.gateway.watch(query(parts)?, after, may).await;
     let revoked = shared.authenticator.app_revocation(app);
     Ok(lines(end_on_revocation(body, revoked, CREDENTIALS_REVOKED)))
+}
+
+/// Streams the log of one instance until the app's credentials are revoked.
+fn logs<S: Store>(shared: &MiddlewareState<S>, app: &App, parts: &Parts) -> Result<Response, ApiError> {
+    let query = log_query(parts)?;
+    let namespace = query.instance.namespace.as_str();
+    if !app.may_touch(namespace) {
+        return Err(not_allowed(app, namespace));
+    }
+    let body = shared.gateway.logs(&app.code, query)?;
+    let revoked = shared.authenticator.app_revocation(app);
+    Ok(lines(end_on_revocation(body, revoked, LOG_CREDENTIALS_REVOKED)))
+}
+
+fn log_query(parts: &Parts) -> Result<LogQuery, ApiError> {
+    let get = |name: &str| parameter(parts, name);
+    let wrong = |name: &str, form: &str| ApiError::BadRequest(format!("{name} is missing or not {form}"));
+    let instance = InstanceKey {
+        namespace: get("namespace")
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| wrong("namespace", "a name"))?,
+        name: get("name").and_then(|text| text.parse().ok()).ok_or_else(|| wrong("name", "a name"))?,
+        host: get("host")
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| wrong("host", "CLOUD:IP or @AGENT_ID"))?,
+    };
+    let tail = get("tail").map(|text| text.parse().map_err(|_| wrong("tail", "a number"))).transpose()?;
+    let since = match get("since") {
+        Some(text) => Some(clock::read(&text).ok_or_else(|| wrong("since", "a time in RFC 3339"))?),
+        None => None,
+    };
+    let cursor = get("cursor").filter(|cursor| !cursor.is_empty());
+    let follow = matches!(get("follow").as_deref(), Some("1" | "true"));
+    Ok(LogQuery { instance, tail, since, cursor, follow })
 }
 
 /// Runs a store request. A wait for changes ends when the app's credentials are revoked.
@@ -140,6 +179,10 @@ async fn state<S: Store>(
 /// Last line of a watch whose app was removed or has a new secret: a [`ProcessChange`](crate::contract::ProcessChange)
 /// with an error.
 const CREDENTIALS_REVOKED: &str = "{\"error\":\"these credentials are no longer known\"}\n";
+
+/// The same for a log: a [`LogLine`](crate::contract::LogLine) with an error.
+const LOG_CREDENTIALS_REVOKED: &str =
+    "{\"error\":\"these credentials are no longer known\",\"reason\":\"revoked\"}\n";
 
 /// Parses the headers of Abide's own clients.
 fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
@@ -297,6 +340,7 @@ impl<S: Store> Gateway<S> {
             registered: self.count_registered().await.unwrap_or(0),
             sessions: self.sessions(),
             open_tasks: self.open_tasks(),
+            log_streams: self.log_streams.count(),
             ready: self.not_ready().is_none(),
         };
         self.metrics.text(&gauges)

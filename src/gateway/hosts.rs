@@ -34,6 +34,8 @@ struct Session {
     skew_ms: Option<i64>,
     /// The agent supports heartbeats with a floor.
     floors: bool,
+    /// The agent serves reads of logs.
+    logs: bool,
     stream: Option<OpenStream>,
     streams: u64,
     commit_lock: CommitLock,
@@ -47,6 +49,13 @@ struct OpenStream {
     number: u64,
     to: mpsc::UnboundedSender<ToAgent>,
     opened: BootInstant,
+}
+
+/// Identity of one open stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentStreamId {
+    session: String,
+    number: u64,
 }
 
 /// A host with a session, as `get hosts` shows it.
@@ -102,6 +111,7 @@ impl AgentSessions {
             last_contact: Instant::now(),
             skew_ms: None,
             floors: join.floors,
+            logs: join.logs,
             stream: None,
             streams: 0,
             commit_lock: CommitLock::default(),
@@ -164,6 +174,16 @@ impl AgentSessions {
             request.sent_ms = stream.opened.elapsed_ms();
         }
         stream.to.send(message).is_ok()
+    }
+
+    /// The open stream of a host's agent, and whether the agent serves reads of logs. The value changes with every
+    /// reconnection.
+    pub fn log_stream(&self, host: &HostKey) -> Option<(AgentStreamId, bool)> {
+        let inner = self.inner();
+        let id = inner.by_host.get(host)?;
+        let session = inner.sessions.get(id)?;
+        let number = session.stream.as_ref()?.number;
+        Some((AgentStreamId { session: id.clone(), number }, session.logs))
     }
 
     /// The version of a host's connected agent.
@@ -266,7 +286,7 @@ mod tests {
     fn join(agent: &str, hosts: &[&str]) -> Join {
         let hosts = hosts.iter().map(|host| host.parse().expect("a host")).collect();
         let (agent, version) = (agent.into(), "1".into());
-        Join { agent, hosts, version, clock: None, floors: false, last_seq: 0 }
+        Join { agent, hosts, version, clock: None, floors: false, last_seq: 0, logs: false }
     }
 
     #[test]

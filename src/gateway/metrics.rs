@@ -33,6 +33,7 @@ pub struct Gauges {
     pub registered: usize,
     pub sessions: usize,
     pub open_tasks: usize,
+    pub log_streams: usize,
     pub ready: bool,
 }
 
@@ -110,6 +111,7 @@ impl Metrics {
             ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
             ("abide_gateway_agent_sessions", "gauge", "Connected agents.", gauges.sessions as u64),
             ("abide_gateway_open_tasks", "gauge", "Tasks with unfinished rows.", gauges.open_tasks as u64),
+            ("abide_gateway_log_streams", "gauge", "Open log streams.", gauges.log_streams as u64),
             ("abide_gateway_ready", "gauge", "1 if the gateway is ready.", u64::from(gauges.ready)),
         ] {
             page.single(name, kind, help, value);

@@ -432,6 +432,10 @@ async fn agent<S: Store>(
         let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
         return Ok(lines(end_on_revocation(body, revoked, "")));
     }
+    if log.call == ApiCall::AgentLogs {
+        gateway.receive_log_chunk(&hosts, parse_body(bytes).map_err(refuse)?).map_err(refuse)?;
+        return Ok(json(StatusCode::OK, &Envelope::ok(true)));
+    }
     let messages: Vec<FromAgent> = serde_json::from_slice(bytes)
         .map_err(|error| refuse(ApiError::BadRequest(describe_json_error(&error))))?;
     let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
@@ -450,6 +454,9 @@ fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
         // Only Abide's own calls return these, and its clients read the HTTP status.
         ApiError::Conflict(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
         ApiError::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
+        ApiError::Busy(message) => {
+            (StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message.clone())
+        }
         ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
     };
     error_reply(call, status, code, &message)

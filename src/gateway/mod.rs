@@ -14,7 +14,8 @@
 //! which all operations are final ([`floor`]).
 //!
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
-//! use the store through [`state`]. [`failed_starts`] are listed on request. [`identity`] enforces one owner per process identity and host. Readers get
+//! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
+//! logs from the agents. [`identity`] enforces one owner per process identity and host. Readers get
 //! digests in place of secrets ([`secrets`]).
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
@@ -30,6 +31,7 @@ mod handlers;
 mod hosts;
 mod identity;
 mod instance_history;
+mod logs;
 mod metrics;
 pub mod middleware;
 mod missing_agents;
@@ -73,6 +75,7 @@ pub struct Gateway<S> {
     /// All operations with a sequence number up to this one are final.
     floor: AtomicU64,
     hosts: hosts::AgentSessions,
+    log_streams: logs::LogStreams,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
@@ -88,6 +91,7 @@ impl<S: Store> Gateway<S> {
             numbers: floor::TaskNumbers::default(),
             floor: AtomicU64::new(0),
             hosts: hosts::AgentSessions::default(),
+            log_streams: logs::LogStreams::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
@@ -208,6 +212,9 @@ pub enum ApiError {
     /// The requested data is no longer stored.
     #[error("{0}")]
     Gone(String),
+    /// A limit is reached; the caller tries again later.
+    #[error("{0}")]
+    Busy(String),
     #[error(transparent)]
     Store(crate::store::Error),
 }

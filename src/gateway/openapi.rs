@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::routes::{ApiCall, RouteAccess, all};
-use crate::agent_protocol::{Acked, FromAgent, Join, Joined};
+use crate::agent_protocol::{Acked, FromAgent, Join, Joined, LogChunk};
 use crate::contract::{
-    HostEntry, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth, StoreAnswer, StoreRequest,
-    TaskAnswer,
+    HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth, StoreAnswer,
+    StoreRequest, TaskAnswer,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -89,6 +89,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::JobResult => "JOB: get the rows of a task",
         ApiCall::Processes => "List processes with all facts, paged",
         ApiCall::Watch => "Stream process changes after a number, one JSON object per line",
+        ApiCall::Logs => "Stream the log of a process on a host, one JSON object per line",
         ApiCall::Rename => "Rename an instance without a restart",
         ApiCall::Hosts => "List hosts with an agent",
         ApiCall::Tasks => "List the latest tasks",
@@ -96,6 +97,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Join => "Agents: open a session for hosts",
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
         ApiCall::Tell => "Agents: send results and reports",
+        ApiCall::AgentLogs => "Agents: send a part of a log",
         ApiCall::Health => "Liveness check",
         ApiCall::Ready => "Readiness check",
         ApiCall::Metrics => "Prometheus metrics",
@@ -116,9 +118,11 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::State => schemas.request::<StoreRequest>(),
         ApiCall::Join => schemas.request::<Join>(),
         ApiCall::Tell => schemas.request::<Vec<FromAgent>>(),
+        ApiCall::AgentLogs => schemas.request::<LogChunk>(),
         ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts | ApiCall::Tasks | ApiCall::Stream => {
             return None;
         }
+        ApiCall::Logs => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
     })
 }
@@ -140,10 +144,19 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
     ];
     match call {
         ApiCall::Processes | ApiCall::Watch => FILTERS,
+        ApiCall::Logs => &[
+            ("namespace", "namespace of the process"),
+            ("name", "name of the process"),
+            ("host", "CLOUD:IP or @AGENT_ID"),
+            ("tail", "the last lines only: a number"),
+            ("since", "lines since this time only, in RFC 3339"),
+            ("cursor", "continue after a line of an earlier stream"),
+            ("follow", "1: wait for new lines"),
+        ],
         ApiCall::Hosts => &[("brief", "if set, omit the number of processes")],
         ApiCall::Stream => &[("session", "session id of join"), ("after", "the last received seq")],
         ApiCall::JobResult => &[("bk_gse_taskid", "task id; every field of the body may be in the query")],
-        ApiCall::Tell => &[("session", "session id of join")],
+        ApiCall::Tell | ApiCall::AgentLogs => &[("session", "session id of join")],
         _ => &[],
     }
 }
@@ -185,11 +198,13 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::JobResult => envelope::<JobResult>(schemas),
         ApiCall::Processes => envelope::<ProcessPage>(schemas),
         ApiCall::Watch => schemas.response::<ProcessChange>(),
+        ApiCall::Logs => schemas.response::<LogLine>(),
         ApiCall::Hosts => envelope::<Vec<HostEntry>>(schemas),
         ApiCall::Tasks => envelope::<TaskAnswer>(schemas),
         ApiCall::State => envelope::<StoreAnswer>(schemas),
         ApiCall::Join => envelope::<Joined>(schemas),
         ApiCall::Tell => envelope::<Acked>(schemas),
+        ApiCall::AgentLogs => envelope::<bool>(schemas),
         ApiCall::Health | ApiCall::Ready => schemas.response::<ServerHealth>(),
         // The messages to agents are internal, metrics are text, and OpenAPI describes itself.
         ApiCall::Stream | ApiCall::Metrics | ApiCall::Description => json!({}),
@@ -198,7 +213,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
 
 fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     let media_type = match call {
-        ApiCall::Watch | ApiCall::Stream => "application/x-ndjson",
+        ApiCall::Watch | ApiCall::Logs | ApiCall::Stream => "application/x-ndjson",
         ApiCall::Metrics => "text/plain",
         _ => "application/json",
     };
@@ -213,7 +228,9 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});
     let own: &[(&str, &str)] = match call {
         ApiCall::Rename | ApiCall::Join => &[("409", "another process or agent holds it")],
-        ApiCall::State | ApiCall::Stream | ApiCall::Tell => &[("410", "no longer available: start over")],
+        ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => {
+            &[("410", "no longer available: start over")]
+        }
         _ => &[],
     };
     let common = [

@@ -32,6 +32,7 @@ pub enum ApiCall {
     JobResult,
     Processes,
     Watch,
+    Logs,
     Rename,
     Hosts,
     Tasks,
@@ -39,6 +40,7 @@ pub enum ApiCall {
     Join,
     Stream,
     Tell,
+    AgentLogs,
     Health,
     Ready,
     Metrics,
@@ -61,7 +63,7 @@ impl ApiCall {
     pub fn access(self) -> RouteAccess {
         match self {
             ApiCall::Health | ApiCall::Ready => RouteAccess::Anybody,
-            ApiCall::Join | ApiCall::Stream | ApiCall::Tell => RouteAccess::Agent,
+            ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => RouteAccess::Agent,
             ApiCall::State | ApiCall::Tasks | ApiCall::Hosts => RouteAccess::Everywhere,
             ApiCall::Register
             | ApiCall::Update
@@ -76,6 +78,7 @@ impl ApiCall {
             ApiCall::Agents { .. } | ApiCall::Job(_) | ApiCall::JobResult => RouteAccess::App,
             ApiCall::Processes
             | ApiCall::Watch
+            | ApiCall::Logs
             | ApiCall::Rename
             | ApiCall::Metrics
             | ApiCall::Description => RouteAccess::App,
@@ -104,10 +107,11 @@ impl ApiCall {
             ApiCall::Agents { .. }
             | ApiCall::Processes
             | ApiCall::Watch
+            | ApiCall::Logs
             | ApiCall::Hosts
             | ApiCall::Tasks => false,
             // Controllers and agents write continuously; the audit log omits these.
-            ApiCall::State | ApiCall::Stream | ApiCall::Tell => false,
+            ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => false,
             ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => false,
         }
     }
@@ -130,6 +134,7 @@ impl ApiCall {
             ApiCall::JobResult => "job_result",
             ApiCall::Processes => "processes",
             ApiCall::Watch => "watch",
+            ApiCall::Logs => "logs",
             ApiCall::Rename => "rename",
             ApiCall::Hosts => "hosts",
             ApiCall::Tasks => "tasks",
@@ -137,6 +142,7 @@ impl ApiCall {
             ApiCall::Join => "join",
             ApiCall::Stream => "stream",
             ApiCall::Tell => "tell",
+            ApiCall::AgentLogs => "agent_logs",
             ApiCall::Health => "health",
             ApiCall::Ready => "ready",
             ApiCall::Metrics => "metrics",
@@ -193,6 +199,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("POST", "/api/v2/cluster/list_agent_state", ApiCall::Agents { by_id: true }),
     ("GET", "/api/abide/v1/processes", ApiCall::Processes),
     ("GET", "/api/abide/v1/processes/watch", ApiCall::Watch),
+    ("GET", "/api/abide/v1/logs", ApiCall::Logs),
     ("POST", "/api/abide/v1/rename", ApiCall::Rename),
     ("GET", "/api/abide/v1/hosts", ApiCall::Hosts),
     ("GET", "/api/abide/v1/tasks", ApiCall::Tasks),
@@ -200,6 +207,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("POST", "/api/abide/v1/agent/join", ApiCall::Join),
     ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
+    ("POST", "/api/abide/v1/agent/logs", ApiCall::AgentLogs),
     ("GET", "/healthz", ApiCall::Health),
     ("GET", "/readyz", ApiCall::Ready),
     ("GET", "/metrics", ApiCall::Metrics),

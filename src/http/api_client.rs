@@ -192,12 +192,18 @@ impl ApiClient {
             return Err(CallError::Redirected { why, may_have_run: false });
         }
         let status = response.status();
-        match status {
-            StatusCode::OK => Ok(LineStream { response, rest: Vec::new() }),
-            status => {
-                Err(CallError::Refused { status: status.as_u16(), code: 0, message: status_reason(&status) })
-            }
+        let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok());
+        // A refusal is an envelope, not a stream.
+        if status == StatusCode::OK && kind != Some("application/json") {
+            return Ok(LineStream { response, rest: Vec::new() });
         }
+        let bytes = response.bytes().await.map_err(|error| CallError::NoAnswer(error.into()))?;
+        let text = String::from_utf8_lossy(&bytes);
+        let envelope = serde_json::from_str::<Envelope<'_>>(&text).ok();
+        let code = envelope.as_ref().and_then(|envelope| envelope.code).unwrap_or(0);
+        let message = envelope.and_then(|envelope| envelope.message).filter(|text| !text.is_empty());
+        let message = message.unwrap_or_else(|| status_reason(&status));
+        Err(CallError::Refused { status: status.as_u16(), code, message })
     }
 }
 

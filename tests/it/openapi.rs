@@ -258,7 +258,11 @@ impl Called<'_> {
             }
             "health" | "ready" | "description" => query(&[""]),
             // Text, and streams.
-            "metrics" | "watch" | "stream" => Vec::new(),
+            "metrics" | "watch" | "stream" | "logs" => Vec::new(),
+            "agent_logs" => {
+                let chunk = json!({"id": "none", "text": "a line\n", "cursor": "{}", "end": true});
+                vec![(format!("?session={}", self.session), Some(chunk))]
+            }
             other => panic!("the test has no request for {other}"),
         }
     }
@@ -374,6 +378,11 @@ fn every_answer_of_the_gateway_is_as_described() {
     let line = lines.next().expect("a line");
     assert!(status == 200 && line["process"]["spec_redacted"].is_object(), "{line}");
     assert_described(document, "GET", "/api/abide/v1/processes/watch", status, &line);
+    let log = "/api/abide/v1/logs?namespace=web&name=p&host=0:10.0.0.1";
+    let (status, mut lines) = server.stream(log, APP);
+    let line = lines.next().expect("a line");
+    assert_eq!((status, &line["reason"]), (200, &json!("no_agent")), "{line}");
+    assert_described(document, "GET", "/api/abide/v1/logs", status, &line);
     let stream = format!("/api/abide/v1/agent/stream?session={}", called.session);
     assert_eq!(server.stream(&stream, AGENT).0, 200);
     assert!(server.send("GET", "/metrics", APP, b"").1.contains("abide_gateway_ready 1"));

@@ -184,6 +184,8 @@ impl InstanceTask {
         {
             run.live = given.clone();
         }
+        let in_effect = state.run.as_ref().map(|run| &run.live).or(state.given.as_ref());
+        in_effect.iter().for_each(|owned| shared.logs.set(&key, &owned.spec));
         let recorded = state.run.as_ref().and_then(|run| run.output);
         let output = handle.as_ref().and_then(|handle| Output::of(handle, recorded));
         let monitors = Box::default();
@@ -306,6 +308,7 @@ impl InstanceTask {
             InstanceCommand::Rename(rename) => {
                 let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
+                self.shared.logs.rename(&from, &self.key);
                 if let Some(owned) = request.spec.clone() {
                     self.state.given = Some(owned);
                 }
@@ -415,6 +418,9 @@ impl InstanceTask {
         self.state.dormant &= self.handle.is_none();
         self.unwritten.results.extend(result.cloned());
         let mut txn = state_txn(&self.key, &self.state).and(results_txn(&self.unwritten.results));
+        if let Some(owned) = self.state.run.as_ref().map(|run| &run.live).or(self.state.given.as_ref()) {
+            self.shared.logs.set(&self.key, &owned.spec);
+        }
         // The entry of an operation in progress stays until its own result is written.
         let in_progress = self.progress.operation.as_ref().is_some_and(|operation| operation.1);
         if !self.unwritten.results.is_empty() && !in_progress {

@@ -91,6 +91,7 @@ impl InstanceTask {
         if let Err(refused) = self.shared.check_policy(&self.key, &owned.spec).await {
             return failed(refused);
         }
+        self.shared.logs.set(&self.key, &owned.spec);
         // The launch id of a relaunch by supervision, or of a resumed launch, is in the store already. Any other launch id
         // is written before the spawn: the next agent must find the process if this one is killed in between.
         let resumed = self.progress.interrupted.take().filter(|intent| intent.op_id == op_id);

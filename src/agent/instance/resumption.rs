@@ -176,6 +176,7 @@ mod tests {
             check_permits: Permits::new(1),
             groups: Cgroups::under_own_cgroup(folder),
             pools: Pools::default(),
+            logs: crate::agent::logs::LogSources::default(),
             policy: HostPolicy::default(),
             check_interval: Duration::from_secs(10),
         };

@@ -10,6 +10,7 @@
 //! system that hangs uses up the permits of its own user, and does not affect other users.
 
 mod env_file;
+mod log_files;
 mod pid_file;
 mod walk;
 
@@ -76,6 +77,7 @@ pub struct UserPermits {
     sums: Permits,
     pid_files: Permits,
     paths: Permits,
+    logs: Permits,
     launches: Permits,
 }
 
@@ -89,6 +91,8 @@ pub enum FileWork {
     PidFile,
     /// Resolution of paths, for the host policy and for proofs of ownership.
     Paths,
+    /// Reads of logs.
+    Logs,
 }
 
 impl Default for UserPermits {
@@ -99,6 +103,7 @@ impl Default for UserPermits {
             sums: permits(),
             pid_files: permits(),
             paths: permits(),
+            logs: permits(),
             launches: permits(),
         }
     }
@@ -142,6 +147,7 @@ impl Rights {
             FileWork::Sums => &self.permits.sums,
             FileWork::PidFile => &self.permits.pid_files,
             FileWork::Paths => &self.permits.paths,
+            FileWork::Logs => &self.permits.logs,
         };
         let job = async {
             // Released by the thread, so that stuck threads count against their user.

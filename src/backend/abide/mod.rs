@@ -1,9 +1,10 @@
 //! Abide gateway as a target: supports every field, reports whole specs, and executes a repeated call once.
 //!
 //! [`observe`] reads the full state, [`process`] parses one row, [`change_stream`] reads later changes, [`status`] is the
-//! live status check, and [`operations`] sends operations.
+//! live status check, [`operations`] sends operations, and [`logs`] opens log streams.
 
 mod change_stream;
+mod logs;
 mod observe;
 mod operations;
 mod process;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub use self::logs::LogRequest;
 use self::observe::{FullObservation, gaps};
 use self::operations::{RowWire, TaskWire};
 use super::{

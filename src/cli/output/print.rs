@@ -31,6 +31,8 @@ pub struct Printer {
     /// Messages on stderr are JSON objects, one per line.
     in_json: bool,
     failed: AtomicBool,
+    /// The reader of stdout is gone.
+    closed: AtomicBool,
 }
 
 impl Printer {
@@ -42,6 +44,7 @@ impl Printer {
             quiet: common.quiet,
             in_json,
             failed: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -66,8 +69,23 @@ impl Printer {
                 ));
                 self.failed.store(true, Ordering::Relaxed);
             }
-            Ok(()) | Err(_) => {}
+            Ok(()) => {}
+            Err(_) => self.closed.store(true, Ordering::Relaxed),
         }
+    }
+
+    /// Whether the reader of stdout is gone, so that a follow ends.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether data on stdout may have colour.
+    pub fn colours_stdout(&self) -> bool {
+        let choice = match self.color {
+            Color::Auto => AutoStream::choice(&std::io::stdout()),
+            always_or_never => always_or_never.into(),
+        };
+        !matches!(choice, ColorChoice::Never)
     }
 
     /// Whether a write to stdout failed.

@@ -29,7 +29,7 @@ pub struct InstanceArgs {
 
 impl InstanceArgs {
     /// Without names, every instance matches.
-    fn matches(&self, key: &InstanceKey) -> bool {
+    pub fn matches(&self, key: &InstanceKey) -> bool {
         self.processes.is_empty() || self.processes.iter().any(|one| one.matches(key))
     }
 }

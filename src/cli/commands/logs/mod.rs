@@ -1,0 +1,149 @@
+//! `abide logs`: logs of processes on a target, of several at once with prefixes.
+//!
+//! The agents read the logs, and the gateway streams them. [`reader`] reads one log, [`output`] prints lines.
+
+mod output;
+mod reader;
+
+use std::collections::BTreeSet;
+
+use tokio::sync::mpsc;
+
+use self::output::LogPrinter;
+use self::reader::{LogEvent, LogReader, LogUpdate};
+use super::manual::InstanceArgs;
+use crate::backend::{Abide, AnyBackend, Backend};
+use crate::cli::args::parse_switch;
+use crate::cli::output::print::{Printer, count};
+use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
+use crate::cli::{Exit, Failure};
+use crate::clock::{self, now};
+use crate::contract::TargetProcess;
+use crate::model::{InstanceKey, Time, seconds};
+
+/// Print the logs of processes
+///
+/// The log of a process is the file at its log_path with its rotated files, and the output that the agent stores: of
+/// failed starts, one-shots and scheduled runs. The agent reads it with the rights of the process's user.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide logs sample/hello -f --tail 20\n  abide logs web/api@0:10.0.0.7 --since 1h --target prod\n  abide logs -l tier=front -f --target prod"
+)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub whom: InstanceArgs,
+    /// Follow the logs until Ctrl-C, across restarts and rotation
+    #[arg(short, long, env = "ABIDE_FOLLOW", value_parser = parse_switch)]
+    pub follow: bool,
+    /// Start with the last N lines
+    #[arg(long, value_name = "N", env = "ABIDE_TAIL")]
+    pub tail: Option<u64>,
+    /// Start with lines since a time: a duration such as 10m, or a time such as 2026-11-16T08:00:00Z
+    ///
+    /// A line that begins with a date and time is compared by it. A file or run without such lines is printed whole if it
+    /// was written since.
+    #[arg(long, value_name = "TIME", env = "ABIDE_SINCE", value_parser = parse_since)]
+    pub since: Option<Time>,
+}
+
+/// Maximum logs that are followed at once.
+const MAX_LOGS: usize = 100;
+/// Updates that wait for the terminal. Readers wait above it.
+const MAX_QUEUED: usize = 64;
+
+fn parse_since(text: &str) -> Result<Time, String> {
+    match (seconds(text), clock::read(text)) {
+        (Some(secs), _) => {
+            Ok(Time(now().0.saturating_sub(i64::try_from(secs).unwrap_or(i64::MAX).saturating_mul(1000))))
+        }
+        (None, Some(time)) => Ok(time),
+        (None, None) => Err("a duration such as 10m, or a time such as 2026-11-16T08:00:00Z".to_owned()),
+    }
+}
+
+pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let live = args.whom.target.connect(LocalStart::Never)?.ok_or_else(|| unknown(args))?;
+    let AnyBackend::Abide(abide) = &live.backend else {
+        let (name, dialect) = (&live.name, live.backend.dialect().name());
+        let message =
+            format!("target {name} speaks {dialect}, which has no logs: `abide logs` needs dialect abide");
+        return Err(Failure::new(Exit::Usage, message));
+    };
+    runtime()?.block_on(async {
+        tokio::select! {
+            printed = print_logs(args, &live, abide, printer) => printed,
+            _ = tokio::signal::ctrl_c() => Ok(Exit::Interrupted),
+        }
+    })
+}
+
+async fn print_logs(
+    args: &LogsArgs,
+    live: &ConnectedTarget,
+    abide: &Abide,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let keys = select(args, live).await?;
+    let mut out = LogPrinter::new(printer, &keys);
+    let mut failures: Vec<Failure> = Vec::new();
+    let readers = keys.iter().enumerate().map(|(nth, key)| LogReader::new(abide, nth, key, args));
+    // Followed logs are printed as they grow, others one after the other.
+    let groups: Vec<Vec<LogReader>> = match args.follow {
+        true => vec![readers.collect()],
+        false => readers.map(|reader| vec![reader]).collect(),
+    };
+    for group in groups {
+        let (send, mut updates) = mpsc::channel(MAX_QUEUED);
+        group.into_iter().for_each(|reader| drop(tokio::spawn(reader.run(send.clone()))));
+        drop(send);
+        while let Some(LogUpdate { nth, event }) = updates.recv().await {
+            match event {
+                LogEvent::Failed { exit, message } => {
+                    failures.push(Failure::new(exit, format!("{}: {message}", shown(&keys[nth]))));
+                }
+                event => out.print(nth, &event),
+            }
+            if printer.is_closed() || printer.failed() {
+                return Ok(Exit::Done);
+            }
+        }
+    }
+    let Some(last) = failures.pop() else { return Ok(Exit::Done) };
+    failures.iter().for_each(|failure| printer.failure(failure));
+    Err(last)
+}
+
+/// Selects instances from the rows of the target, also those whose first start failed.
+async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceKey>, Failure> {
+    let selection = args.whom.select.selection();
+    let rows = live.rows("&brief=1&attempts=1").await?;
+    let is_meant = |row: &&TargetProcess| {
+        args.whom.matches(row.instance()) && selection.means(row.instance(), None, row.labels())
+    };
+    let keys: BTreeSet<InstanceKey> =
+        rows.iter().filter(is_meant).map(|row| row.instance().clone()).collect();
+    if keys.is_empty() {
+        return Err(unknown(args));
+    }
+    if args.follow && keys.len() > MAX_LOGS {
+        let selected = count(keys.len(), "instance");
+        let message = format!("{selected} selected: at most {MAX_LOGS} logs can be followed at once");
+        return Err(Failure::new(Exit::Usage, message).hint("select fewer, for example with --host or -l"));
+    }
+    Ok(keys.into_iter().collect())
+}
+
+fn unknown(args: &LogsArgs) -> Failure {
+    let names: Vec<String> = args.whom.processes.iter().map(ToString::to_string).collect();
+    let target = &args.whom.target.target;
+    let message = match names.is_empty() {
+        true => format!("target {target} has no process that matches the selection"),
+        false => format!("target {target} has no process {}", names.join(", ")),
+    };
+    Failure::new(Exit::Failed, message).hint("`abide get processes` lists them")
+}
+
+/// An instance as its selector.
+fn shown(key: &InstanceKey) -> String {
+    format!("{}@{}", key.process(), key.host)
+}
