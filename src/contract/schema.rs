@@ -2,7 +2,7 @@
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The named schemas of one document.
 pub struct SchemaSet {
@@ -34,8 +34,25 @@ impl SchemaSet {
         self.responses.subschema_for::<T>().into()
     }
 
+    /// An OpenAPI document of these schemas. `security`: the alternatives of a call, by names of `schemes`.
+    pub fn document(
+        self,
+        (title, description): (&str, &str),
+        security: Value,
+        schemes: Value,
+        paths: Map<String, Value>,
+    ) -> Value {
+        json!({
+            "openapi": "3.1.0",
+            "info": {"title": title, "version": env!("CARGO_PKG_VERSION"), "description": description},
+            "security": security,
+            "paths": paths,
+            "components": {"securitySchemes": schemes, "schemas": self.definitions()},
+        })
+    }
+
     /// Every schema that a request or response refers to, by name.
-    pub fn definitions(mut self) -> Map<String, Value> {
+    fn definitions(mut self) -> Map<String, Value> {
         let mut all = self.responses.take_definitions(true);
         // Where a type is in both, a request may omit fields that a response always has.
         all.extend(self.requests.take_definitions(true));

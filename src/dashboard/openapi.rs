@@ -22,22 +22,12 @@ fn build() -> Value {
         let operation = operation(&mut schemas, path, route);
         paths.insert(path.to_owned(), json!({route.method().to_lowercase(): operation}));
     }
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Abide controller",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "Status, events and pauses of `abide watch`. Reading needs the token where the listener requires it; without the token, command lines and environment values are hidden. Changes always need it. Every failure has an `error`.",
-        },
-        "security": [{"token": []}],
-        "paths": paths,
-        "components": {
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "the token of the listener"},
-            },
-            "schemas": schemas.definitions(),
-        },
-    })
+    let about = "Status, events and pauses of `abide watch`. Reading needs the token where the listener requires it; \
+                 without the token, command lines and environment values are hidden. Changes always need it. Every \
+                 failure has an `error`.";
+    let token = json!({"type": "http", "scheme": "bearer", "description": "the token of the listener"});
+    let (security, schemes) = (json!([{"token": []}]), json!({"token": token}));
+    schemas.document(("Abide controller", about), security, schemes, paths)
 }
 
 fn operation(schemas: &mut SchemaSet, path: &str, route: Route) -> Value {

@@ -31,17 +31,10 @@ fn build() -> Value {
         let item = paths.entry(path).or_insert_with(|| json!({}));
         item[method.to_lowercase()] = operation;
     }
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Abide gateway",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "BlueKing's GSE and JOB process API, with Abide's extensions. Every path works with and without a trailing slash; paths under /api/v2 also work after any prefix. A failure is an envelope with result false and HTTP 200, except for the listed statuses.",
-        },
-        "security": [{"bkapi": []}, {"basic": []}],
-        "paths": paths,
-        "components": {"securitySchemes": schemes(), "schemas": schemas.definitions()},
-    })
+    let about = "BlueKing's GSE and JOB process API, with Abide's extensions. Every path works with and without a \
+                 trailing slash; paths under /api/v2 also work after any prefix. A failure is an envelope with result \
+                 false and HTTP 200, except for the listed statuses.";
+    schemas.document(("Abide gateway", about), json!([{"bkapi": []}, {"basic": []}]), schemes(), paths)
 }
 
 fn operation(schemas: &mut SchemaSet, method: &str, path: &str, call: ApiCall) -> Value {

@@ -257,12 +257,7 @@ fn lease_list_shows_and_lease_reset_repairs() {
         store.txn(txn).await.expect("a write");
     });
     let server = server(folder.path());
-    let config = format!(
-        "targets:\n  there: {{url: 'http://{}', dialect: abide, auth: {{app_code: all, app_secret: {{file: secret}}}}}}\n",
-        server.address
-    );
-    std::fs::write(folder.path().join("abide.yaml"), config).expect("a file");
-    std::fs::write(folder.path().join("secret"), "s3cret\n").expect("a file");
+    server.write_target(folder.path());
     let run = |args: &[&str]| abide(&[args, &["--target", "there"]].concat(), folder.path(), b"");
     let listed = run(&["lease", "list", "-o", "json"]);
     let rows: Value =
@@ -297,12 +292,7 @@ fn lease_list_shows_and_lease_reset_repairs() {
 fn leases_of_a_state_folder_are_listed_and_reset() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
-    let config = format!(
-        "targets:\n  there: {{url: 'http://{}', dialect: abide, auth: {{app_code: all, app_secret: {{file: secret}}}}}}\n",
-        server.address
-    );
-    std::fs::write(folder.path().join("abide.yaml"), config).expect("a file");
-    std::fs::write(folder.path().join("secret"), "s3cret\n").expect("a file");
+    server.write_target(folder.path());
     let run = |args: &[&str]| {
         abide(&[args, &["--target", "there", "--state", "state"]].concat(), folder.path(), b"")
     };

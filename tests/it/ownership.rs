@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -68,29 +68,6 @@ fn register(system: &System, name: &str, spec: &Value) {
     assert_eq!(rows[format!("0:{HOST}:web:{name}")]["error_code"], 0, "{rows}");
 }
 
-/// Restarts the agent without control groups: then only descent proves what clears its environment.
-pub fn without_groups(system: &mut System) {
-    system.kill_agent();
-    let url = format!("http://{}", system.server.address);
-    let script = "umount -a -t cgroup2 2>/dev/null; exec \"$@\"";
-    let program = env!("CARGO_BIN_EXE_abide");
-    let mut agent: Child = Command::new("unshare")
-        .args(["-m", "sh", "-c", script, "sh", program, "agent"])
-        .args(["--join", &url, "--token-file", "token", "--data", "agent"])
-        .current_dir(system.folder.path())
-        .stdout(Stdio::piped())
-        .stderr(
-            std::fs::File::options().append(true).create(true).open(system.path("agent.log")).expect("a log"),
-        )
-        .spawn()
-        .expect("it starts");
-    let mut line = String::new();
-    let mut out = std::io::BufReader::new(agent.stdout.take().expect("a pipe"));
-    std::io::BufRead::read_line(&mut out, &mut line).expect("a line");
-    assert!(line.starts_with("ready"), "{line}{}", system.log());
-    system.agent = Some(agent);
-}
-
 #[test]
 fn a_users_pid_file_does_not_stop_roots_process() {
     let Some(user) = test_user() else { return };
@@ -142,7 +119,7 @@ fn a_process_from_before_the_launch_is_not_its_main_process() {
     let mut system = System::new();
     for groups in [true, false] {
         if !groups {
-            without_groups(&mut system);
+            system.disable_control_groups();
         }
         let folder = folder_of(&system, &format!("app-{groups}"), user.uid, 0o755);
         let other = sleep_of(&user);
@@ -271,7 +248,7 @@ fn a_daemon_that_detaches_itself_completely_is_still_its_launchs() {
     let mut system = System::new();
     for groups in [true, false] {
         if !groups {
-            without_groups(&mut system);
+            system.disable_control_groups();
         }
         for (name, account, drops) in
             [("own", user.name.as_str(), String::new()), ("root", "root", user.uid.to_string())]
@@ -301,7 +278,7 @@ fn restart_cmd_may_replace_the_process_itself_or_have_it_fork_its_successor() {
     let mut system = System::new();
     for groups in [true, false] {
         if !groups {
-            without_groups(&mut system);
+            system.disable_control_groups();
         }
         let folder = folder_of(&system, &format!("r-{groups}"), 0, 0o755);
         // Forks a successor on USR2, which writes the pid file, and ends.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::ownership::without_groups;
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, kill, lines, parent_of, processes};
 
@@ -119,10 +118,7 @@ fn a_daemon_whose_master_is_killed_comes_back() {
         return;
     }
     for groups in [true, false] {
-        let mut system = System::new();
-        if !groups {
-            without_groups(&mut system);
-        }
+        let mut system = System::with_groups(groups);
         let nginx = nginx(&system);
         assert_eq!(system.operate("nginx", START, &nginx.spec), (0, "success".to_owned()));
         for _ in 0..2 {
@@ -190,10 +186,7 @@ fn a_stop_ends_the_whole_tree_and_says_what_it_killed() {
         (true, KILL, "stubborn"),
         (false, KILL, "stubborn session"),
     ] {
-        let mut system = System::new();
-        if !groups {
-            without_groups(&mut system);
-        }
+        let system = System::with_groups(groups);
         std::fs::write(system.path("prefork.py"), PREFORK).expect("a script");
         let mut spec = system.spec("p", &format!("exec python3 prefork.py {} {kind}", port()));
         spec["control"]["start_cmd"] = json!(format!(
@@ -259,10 +252,7 @@ fn a_prefork_server_in_the_foreground_comes_back_on_its_port() {
         return;
     }
     for groups in [true, false] {
-        let mut system = System::new();
-        if !groups {
-            without_groups(&mut system);
-        }
+        let system = System::with_groups(groups);
         std::fs::write(system.path("prefork.py"), PREFORK).expect("a script");
         let port = port();
         let spec = system.spec("p", &format!("exec python3 prefork.py polite {port} session"));
@@ -330,10 +320,7 @@ fn a_reload_that_replaces_the_process_hands_over() {
         return;
     }
     for groups in [true, false] {
-        let mut system = System::new();
-        if !groups {
-            without_groups(&mut system);
-        }
+        let system = System::with_groups(groups);
         let haproxy = haproxy(&system);
         assert_eq!(system.operate("haproxy", START, &haproxy.spec), (0, "success".to_owned()));
         let first = system.pid("haproxy").expect("a pid");

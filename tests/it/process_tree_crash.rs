@@ -2,7 +2,6 @@
 
 use serde_json::json;
 
-use crate::ownership::without_groups;
 use crate::process_tree::{KILL, RELOAD, RESTART, START, STOP, alive, get, haproxy, replaced};
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, kill, lines};
@@ -43,10 +42,7 @@ fn random_trees_are_ended_whole_and_nothing_else() {
         return;
     }
     for groups in [true, false] {
-        let mut system = System::new();
-        if !groups {
-            without_groups(&mut system);
-        }
+        let system = System::with_groups(groups);
         std::fs::write(system.path("tree.py"), RANDOM_TREE).expect("a script");
         let bystander = |env: &str| {
             let mut command = std::process::Command::new("sleep");

@@ -25,12 +25,7 @@ fn manifest(system: &System, secret: &str, more: &str) -> String {
 
 fn system() -> System {
     let system = System::new();
-    let config = format!(
-        "targets:\n  there: {{url: 'http://{}', dialect: abide, auth: {{app_code: all, app_secret: {{file: secret}}}}}}\n",
-        system.server.address
-    );
-    std::fs::write(system.path("abide.yaml"), config).expect("a file");
-    std::fs::write(system.path("secret"), "s3cret\n").expect("a file");
+    system.server.write_target(system.folder.path());
     std::fs::create_dir(system.path("m")).expect("a folder");
     until("the agent is there", || {
         system.server.call("GET", "/api/abide/v1/hosts", json!({}))["data"][0]["agent"] == true

@@ -26,7 +26,7 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
         return Err(wrong("cannot apply an offline plan (--observed)"));
     }
     let typed = std::mem::replace(&mut args.input.target.target, "local".to_owned());
-    args.input.restore_from(&plan["inputs"]).map_err(|why| wrong(&why))?;
+    args.input.restore_from(&plan["inputs"]).map_err(|why| wrong(&why.to_string()))?;
     if typed != "local" && typed != args.input.target.target {
         let what = format!("this plan is for target {}, not {typed}", args.input.target.target);
         return Err(wrong(&what));

@@ -7,11 +7,12 @@ pub mod pause;
 pub mod release;
 
 use crate::cli::Failure;
+use crate::cli::args::InvalidValue;
 use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::target::{ConnectedTarget, TargetArgs};
 use crate::clock::{self, now};
 use crate::engine::manual;
-use crate::model::{InstanceKey, ProcessKey, Time, glob, seconds};
+use crate::model::{InstanceKey, KeyError, ProcessKey, Time, glob, seconds};
 use crate::observe::Observation;
 
 /// Selection of instances, by name or by selector.
@@ -42,15 +43,14 @@ pub struct InstanceSelector {
 }
 
 impl std::str::FromStr for InstanceSelector {
-    type Err = String;
+    type Err = KeyError;
 
-    fn from_str(text: &str) -> Result<InstanceSelector, String> {
+    fn from_str(text: &str) -> Result<InstanceSelector, KeyError> {
         let (process, host) = match text.split_once('@') {
             Some((process, host)) => (process, Some(host.to_owned()).filter(|host| !host.is_empty())),
             None => (text, None),
         };
-        let process = process.parse().map_err(|error| format!("{error}"))?;
-        Ok(InstanceSelector { process, host })
+        Ok(InstanceSelector { process: process.parse()?, host })
     }
 }
 
@@ -90,12 +90,12 @@ pub enum Until {
     At(Time),
 }
 
-fn parse_until(text: &str) -> Result<Until, String> {
+fn parse_until(text: &str) -> Result<Until, InvalidValue> {
     match (seconds(text), clock::read(text)) {
         (Some(secs), _) => Ok(Until::After(secs)),
-        (None, Some(time)) if time <= now() => Err("this time is in the past".to_owned()),
+        (None, Some(time)) if time <= now() => Err(InvalidValue("this time is in the past")),
         (None, Some(time)) => Ok(Until::At(time)),
-        (None, None) => Err("a duration such as 2h, or a time such as 2026-11-16T08:00:00Z".to_owned()),
+        (None, None) => Err(InvalidValue("a duration such as 2h, or a time such as 2026-11-16T08:00:00Z")),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::clock;
 use crate::model::{Amount, Budgets, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
@@ -137,20 +137,31 @@ impl BudgetArgs {
     }
 }
 
+/// A flag of a saved plan whose value is not valid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its {flag} {value:?} is invalid")]
+pub struct InvalidSavedFlag {
+    flag: &'static str,
+    value: String,
+}
+
+impl InvalidSavedFlag {
+    fn parse<T: std::str::FromStr>(flag: &'static str, value: String) -> Result<T, InvalidSavedFlag> {
+        value.parse().map_err(|_| InvalidSavedFlag { flag, value })
+    }
+}
+
 impl InputArgs {
     /// Replaces the manifests and flags with those of a saved plan.
-    pub fn restore_from(&mut self, inputs: &serde_json::Value) -> Result<(), String> {
+    pub fn restore_from(&mut self, inputs: &serde_json::Value) -> Result<(), InvalidSavedFlag> {
         let flags = &inputs["flags"];
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let list = |value: &serde_json::Value| -> Vec<String> {
             value.as_array().into_iter().flatten().filter_map(text).collect()
         };
-        fn parsed<T: std::str::FromStr>(all: Vec<String>, what: &str) -> Result<Vec<T>, String> {
-            all.iter().map(|one| one.parse().map_err(|_| format!("its {what} {one:?} is invalid"))).collect()
-        }
-        let amount = |name: &str| match text(&flags[name]) {
-            None => Ok(None),
-            Some(text) => text.parse().map(Some).map_err(|_| format!("its {name} {text:?} is invalid")),
+        let amount = |name| text(&flags[name]).map(|text| InvalidSavedFlag::parse(name, text)).transpose();
+        let processes = |name| -> Result<Vec<ProcessKey>, InvalidSavedFlag> {
+            list(&flags[name]).into_iter().map(|text| InvalidSavedFlag::parse("process", text)).collect()
         };
         self.paths = list(&inputs["paths"]).into_iter().map(PathBuf::from).collect();
         self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
@@ -165,14 +176,14 @@ impl InputArgs {
             stale_after: flags["stale_after_secs"].as_u64().unwrap_or(self.bounds.stale_after),
             lock_timeout: self.bounds.lock_timeout,
         };
-        self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;
-        self.select.selector = match text(&flags["selector"]) {
-            None => None,
-            Some(text) => Some(text.parse().map_err(|_| format!("its selector {text:?} is invalid"))?),
-        };
+        let namespaces = list(&flags["namespace"]).into_iter();
+        self.select.namespace =
+            namespaces.map(|text| InvalidSavedFlag::parse("namespace", text)).collect::<Result<_, _>>()?;
+        let selector = text(&flags["selector"]);
+        self.select.selector = selector.map(|text| InvalidSavedFlag::parse("selector", text)).transpose()?;
         self.select.host = list(&flags["host"]);
-        self.select.include = parsed(list(&flags["include"]), "process")?;
-        self.select.exclude = parsed(list(&flags["exclude"]), "process")?;
+        self.select.include = processes("include")?;
+        self.select.exclude = processes("exclude")?;
         Ok(())
     }
 }
@@ -235,10 +246,10 @@ fn caps_parser() -> impl TypedValueParser<Value = Caps> {
         .map(move |word| read(word).map_or(Caps::LOCAL, |(_, caps)| caps))
 }
 
-pub fn duration(text: &str) -> Result<u64, String> {
-    seconds(text).ok_or_else(|| "a duration such as 30s, 10m or 1h30m".to_owned())
+pub fn duration(text: &str) -> Result<u64, InvalidValue> {
+    seconds(text).ok_or(InvalidValue("a duration such as 30s, 10m or 1h30m"))
 }
 
-fn time(text: &str) -> Result<Time, String> {
-    clock::read(text).ok_or_else(|| "a time such as 2026-11-16T08:00:00Z".to_owned())
+fn time(text: &str) -> Result<Time, InvalidValue> {
+    clock::read(text).ok_or(InvalidValue("a time such as 2026-11-16T08:00:00Z"))
 }
