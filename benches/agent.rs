@@ -1,4 +1,5 @@
-//! A thousand processes under one agent, over loopback, durably, beside the same command lines spawned directly.
+//! Agent benchmark: a thousand processes under one agent, over loopback and durably, compared with the same command
+//! lines spawned directly.
 //!
 //! `cargo bench --bench agent` prints one JSON object: how long `operate_proc_multi` takes from the call until the last
 //! process runs, and plain spawning in the same run; from a process's death to its next pid; the agent's memory and its
@@ -196,7 +197,7 @@ fn crash(here: &Path, nth: usize) -> Duration {
         std::thread::sleep(Duration::from_micros(100));
     }
     let took = begin.elapsed();
-    // What the last one left to be written and told is over by then.
+    // Writes and reports of the last one have ended by then.
     std::thread::sleep(Duration::from_millis(30));
     took
 }

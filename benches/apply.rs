@@ -1,7 +1,8 @@
-//! `abide apply` and `abide plan` as people run them, on the local system.
+//! Apply benchmark: `abide apply` and `abide plan` on the local system.
 //!
 //! `cargo bench --bench apply` prints one JSON object: 1,000 new foreground processes from the command to all running and
-//! verified, beside spawning the same command lines directly, and in how many calls; nothing to do on them, and how often that writes; and a plan
+//! verified, compared with spawning the same command lines directly, and the number of calls; an apply with nothing to
+//! do, and its number of writes; and a plan
 //! over 10,000 instances that are registered, with its memory.
 
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
-//! The gateway over loopback, beside a server that only echoes, in the same run.
+//! Gateway benchmark: `abide serve` over loopback, compared with a server that only echoes, in the same run.
 //!
-//! `cargo bench --bench gateway` prints: requests a second at 8 connections for both; how long 10,000 registrations in
+//! `cargo bench --bench gateway` prints: requests per second at 8 connections for both; how long 10,000 registrations in
 //! calls of 1,000 take, durably; a page of 1,000 rows; memory with 100,000 registered; and how long a restart with them
 //! takes until it is ready. The gateway is the program itself (`abide serve`), so its memory is its own.
 
@@ -92,7 +92,7 @@ fn start(folder: &Path) -> (Gateway, SocketAddr) {
     (Gateway(child), address)
 }
 
-/// One process on so many hosts.
+/// One process on a number of hosts.
 fn register(first: usize, count: usize) -> String {
     let hosts: Vec<String> = (first..first + count)
         .map(|n| {

@@ -1,8 +1,9 @@
-//! `reconcile` over fleets of up to a million instances, and `abide plan` beside `abide validate`.
+//! Planner benchmark: `reconcile` over fleets of up to a million instances, and `abide plan` compared with
+//! `abide validate`.
 //!
-//! `cargo bench --bench plan` prints, for fleets in which instances share the spec of their process (100 hosts a
+//! `cargo bench --bench plan` prints, for fleets in which instances share the spec of their process (100 hosts per
 //! process) and for fleets in which every instance has its own: the best of several runs with nothing to do, and with
-//! 1 % changed, where what is there is known by its spec or by digests; all on one core. Then the whole program, as a
+//! 1 % changed, with observed specs or with digests only; all on one core. Then the whole program, as a
 //! user runs it, over 10,000 processes in one file and as many rows.
 
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! The store in a file, with durability on: `cargo bench --bench store` prints how long 100,000 specs take to be written
+//! Store benchmark: the store in a file, with durability on. `cargo bench --bench store` prints how long 100,000 specs take to be written
 //! in transactions of 1,000 and one by one by many at once, to be read by key and page by page, how long opening takes
 //! with them, and how much memory a process that holds them needs.
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use abide::store::{Embedded, Store, Txn};
 
 const ENTRIES: usize = 100_000;
-/// Asks this program to open a file and tell how much memory that took.
+/// Asks this program to open a file and print its memory.
 const PEAK: &str = "--peak-of";
 
 fn main() {

@@ -1,4 +1,5 @@
-//! `validate` beside the YAML crate alone, on 10,000 documents in the shape of a register_proc_info body.
+//! Validation benchmark: `validate` compared with the YAML crate alone, on 10,000 documents in the shape of a
+//! register_proc_info body.
 //!
 //! `cargo bench --bench validate` prints, for the same bytes as one file and as 10,000 files: the best of several
 //! runs of the YAML crate deserialising them on one core, of loading and checking them, the ratio, and the peak
@@ -15,7 +16,7 @@ use serde::Deserialize;
 
 const DOCUMENTS: usize = 10_000;
 const RUNS: usize = 10;
-/// Asks this program to load a path and tell how much memory that took.
+/// Asks this program to load a path and print its memory.
 const PEAK: &str = "--peak-of";
 
 fn main() {

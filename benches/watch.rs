@@ -1,7 +1,7 @@
-//! `abide watch` as people run it, over 10,000 files of one process each, all registered at a real gateway.
+//! Watch benchmark: `abide watch` over 10,000 files of one process each, all registered at a real gateway.
 //!
 //! `cargo bench --bench watch` prints one JSON object: the processor's share and the memory of a watch with nothing to do,
-//! the same for the gateway beside it, and the time from one saved file to the first write of its process at the gateway,
+//! the same for its gateway, and the time from one saved file to the first write of its process at the gateway,
 //! beyond the debounce.
 
 use std::path::{Path, PathBuf};

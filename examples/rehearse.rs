@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Nothing in a simulation waits: its time passes only when it is told to.
+/// Runs a future that never waits: simulated time passes only on request.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

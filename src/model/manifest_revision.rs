@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::text_digest::TextDigest;
 use super::{DeclaredProcess, Desired, Policy};
 
-/// Two manifest sets with the same revision declare the same. The default value is no revision: none was read yet.
+/// Two manifest sets with the same revision declare the same. The default value means that none was read yet.
 ///
 /// Not to be confused with a [`SpecRevision`](super::SpecRevision), the digests of one spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

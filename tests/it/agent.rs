@@ -117,7 +117,7 @@ fn a_daemon_is_identified_by_its_pid_file_and_program() {
     kill(pid, "KILL");
     until("it is back", || system.pid("sleep").is_some_and(|new| new != pid));
     assert_eq!(system.operate("sleep", 1, &spec).0, 0);
-    // A pid file that names something else is no proof.
+    // A pid file that names another process is not a proof.
     for (content, says) in [
         ("1", "process 1"),
         ("nonsense", "does not contain a pid"),
@@ -142,7 +142,7 @@ fn a_dead_process_is_restarted_and_a_crash_loop_backs_off() {
         until("it is back", || system.pid("s").is_some_and(|new| new != pid));
         pid = system.pid("s").expect("a pid");
     }
-    // It may not be brought back after somebody stopped it.
+    // It must not be relaunched after a stop.
     assert_eq!(system.operate("s", 1, &spec).0, 0);
     let starts = lines(&system.path("starts"));
     assert_eq!((starts, system.facts("s")), (2, (true, false, false)));
@@ -167,7 +167,7 @@ fn processes_survive_an_agent_crash() {
     system.kill_agent();
     assert!(before.iter().all(|pid| is_alive(*pid)));
     system.start_agent();
-    until("all are told of", || ["a", "b", "c"].iter().all(|name| system.process(name)["agent"] == true));
+    until("all are reported", || ["a", "b", "c"].iter().all(|name| system.process(name)["agent"] == true));
     assert_eq!(pids(&system), before);
     // What died meanwhile is brought back; the others are left alone.
     system.kill_agent();
@@ -283,7 +283,7 @@ fn an_exit_code_is_recorded_without_a_waiter() {
         (&json!(3), &json!("Failed"), 1)
     );
     assert_eq!(told["ran"]["spec"], told["spec"], "{told}");
-    // It is never run a second time by itself, whoever dies.
+    // It never runs a second time without an operation, also after a crash of the agent.
     let spec = once("echo ran >> runs; sleep 1; exit 7");
     assert_eq!(system.operate("once", 0, &spec).0, 0);
     system.kill_agent();
@@ -307,7 +307,7 @@ fn a_schedule_runs_while_it_is_supervised() {
     spec["job"] = json!({"cycle_time": 1});
     assert_eq!(system.operate("tick", 3, &spec).0, 0, "host");
     until("it ran three times", || lines(&system.path("ticks")) >= 3);
-    until("its next run is told", || system.process("tick")["next"].is_string());
+    until("its next run is reported", || system.process("tick")["next"].is_string());
     assert_eq!(system.process("tick")["health"], "Healthy");
     assert_eq!(system.operate("tick", 4, &spec).0, 0, "unhost");
     until("the last run ended", || !system.facts("tick").2);
@@ -351,7 +351,7 @@ fn a_rename_does_not_touch_the_process() {
     let (from, to) = (format!("{HOST}:web:old"), format!("{HOST}:web:new"));
     let task = system.server.call("POST", "/api/abide/v1/rename", json!({"from": from, "to": to}))["data"]["task_id"].clone();
     assert_eq!(system.row("new", &task)["error_code"], 0);
-    until("it is told of under its new name", || system.pid("new") == Some(pid));
+    until("it is reported under its new name", || system.pid("new") == Some(pid));
     assert!(system.process("old").is_null() && is_alive(pid));
     // The name outlives the agent, and the guard knows it.
     system.kill_agent();

@@ -69,7 +69,7 @@ fn crash_at(op: i64, place: &str) {
     match op {
         0 | 7 => {
             assert_eq!(live.len(), 1, "op {op} at {place}: {}", system.log());
-            until("it is told of", || {
+            until("the gateway knows of it", || {
                 system.pid("p") == Some(live[0]) && system.facts("p") == (true, true, true)
             });
             let row = system.process("p");
@@ -87,7 +87,7 @@ fn crash_at(op: i64, place: &str) {
         }
         _ => {
             assert!(live.is_empty(), "op {op} at {place}: {live:?}");
-            until("it is told of", || system.facts("p") == (true, false, false));
+            until("the gateway knows of it", || system.facts("p") == (true, false, false));
             assert_eq!(lines(&system.path("starts")), 1, "op {op} at {place}: it was not brought back");
         }
     }
@@ -205,7 +205,7 @@ fn each_operation_has_the_effect_the_planner_expects() {
     }
 }
 
-/// A pid that is somebody else's by now: it is neither held, nor signalled, nor taken for what had it before.
+/// A reused pid: the agent neither holds nor signals the new process, nor takes it for the old one.
 #[test]
 fn a_reused_pid_is_not_touched() {
     if !needs_root() || !needs("unshare") || !needs("python3") {

@@ -53,7 +53,7 @@ fn only_the_process_over_its_limit_is_stopped() {
         assert!(told["next"].is_string(), "it is tried again later: {told}");
         assert_eq!(lines(&system.path(name)), 1);
     }
-    assert_eq!(system.pid("innocent"), pid, "and nobody else");
+    assert_eq!(system.pid("innocent"), pid, "and no other process");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn many_simultaneous_exits_leave_no_zombie() {
     daemon["control"]["start_mode"] = json!("daemon");
     daemon["monitor_policy"]["start_check_secs"] = json!(2);
     assert_eq!(system.operate("sleep", 0, &daemon).0, 0);
-    // And one that nobody holds at all.
+    // And one without any holder.
     let stray = system.spec("stray", "(sleep 0.2 &) ; exec sleep 1000");
     assert_eq!(system.operate("stray", 0, &stray).0, 0);
     let agent = system.agent.as_ref().expect("it runs").id();
@@ -176,7 +176,7 @@ fn many_simultaneous_exits_leave_no_zombie() {
     assert_eq!(parent_of(daemon), Some(agent), "an orphan of ours is ours");
     let before = mine();
     before.iter().for_each(|pid| kill(*pid, "KILL"));
-    until("nobody of them is left, dead or alive", || {
+    until("none of them is left, dead or alive", || {
         before.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
     });
     until("all are back", || {
@@ -264,11 +264,11 @@ fn one_agent_answers_for_several_hosts_each_with_its_own_processes() {
         .collect();
     assert!(pids.len() == 2 && pids[0] != pids[1], "{pids:?}");
     assert_eq!(lines(&system.path("twins")), 2);
-    // A host that nobody answers for is another matter.
+    // A host without an agent is different.
     assert_eq!(system.row("x", &system.begin("x", 0, &system.spec("x", "sleep 1000")))["error_code"], 117);
 }
 
-/// An agent whose folder is lost tells the truth about what it does not have, and finds by its marks what still runs.
+/// An agent whose folder is lost reports processes that ended, and reclaims running ones by their launch ids.
 #[test]
 fn an_agent_without_its_folder_reports_running_processes_and_claims_none() {
     let mut system = System::new();
@@ -282,9 +282,9 @@ fn an_agent_without_its_folder_reports_running_processes_and_claims_none() {
     until("it is gone", || !is_alive(dead));
     std::fs::rename(system.path("agent"), system.path("agent.old")).expect("a folder");
     system.start_agent();
-    until("what is gone is told", || system.facts("dead") == (true, false, false));
+    until("the end is reported", || system.facts("dead") == (true, false, false));
     until("what runs is found", || system.pid("kept") == Some(kept) && system.facts("kept").2);
-    assert_eq!(system.operate("kept", 0, &specs[0]).0, 828, "nothing is started beside it");
+    assert_eq!(system.operate("kept", 0, &specs[0]).0, 828, "no second process is started");
     assert_eq!(system.operate("kept", 1, &specs[0]).0, 0);
     until("it is stopped", || !is_alive(kept));
 }

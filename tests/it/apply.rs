@@ -144,7 +144,7 @@ fn an_unwritable_report_file_is_refused_before_the_first_step() {
     assert!(!machine.path("effects").exists());
 }
 
-/// A rollout soaks; whoever pauses it meanwhile is heard.
+/// A pause during the soak of a rollout takes effect.
 #[test]
 fn a_pause_takes_effect_during_a_rollout() {
     let machine = Machine::new();
@@ -194,7 +194,7 @@ fn up_takes_a_background_system_over_and_leaves_processes_running() {
     kill(up.0.id(), "INT");
     assert_eq!(up.0.wait().expect("it ends").code(), Some(0));
     assert!(all.values().all(|pid| is_alive(*pid as u32)), "they go on");
-    assert_eq!(machine.run(&["get", "processes"]).1, "no processes\n", "nobody serves them");
+    assert_eq!(machine.run(&["get", "processes"]).1, "no processes\n", "no gateway serves them");
     // The next one holds them again.
     assert!(machine.apply(&[]).1.contains("Nothing to do"));
     assert_eq!(machine.pids(), all);
@@ -375,14 +375,14 @@ fn a_reload_waits_for_its_config_file_only() {
     std::fs::write(machine.path("a.conf"), "b\n").expect("a file");
     assert_eq!(machine.apply(&[]).0, 0);
     assert_eq!(machine.effects(), ["reload a", "start a 1", "start b 1"]);
-    // One that is not well is no matter of those who ask for another.
+    // An unhealthy process does not affect an apply of another one.
     machine.write(
         "ill",
         "  control: {start_mode: foreground, start_cmd: exec sleep 1000, health_cmd: \"false\"}\n",
     );
     assert_eq!(machine.apply(&[]).0, 3);
     assert_eq!(machine.apply(&["--include", "web/a"]).0, 0);
-    // A green light with nobody there would be a lie.
+    // Without an agent, success would be false.
     assert_eq!(machine.run(&["down"]).0, 0);
     assert_eq!(machine.run(&["status", "--check"]).0, 3);
 }
@@ -420,7 +420,7 @@ fn a_dead_local_system_is_detected_before_the_timeout() {
     assert_eq!(machine.effects(), ["start slow 1"]);
 }
 
-/// Whoever watches over manifests does not bring back what `down` stops.
+/// A watch does not start processes that `down` stops.
 #[test]
 fn down_while_up_runs_leaves_nothing_running() {
     let machine = Machine::new();

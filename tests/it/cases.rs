@@ -2,7 +2,7 @@
 //! (its first lines say what the case shows), `observed.json` what is there, `args` which flags are given; what
 //! `abide plan` then prints is in `expected.txt`, and as JSON in `expected.json`.
 //!
-//! `ABIDE_UPDATE=1 cargo test cases` writes the expectations anew; read the diff before you commit it.
+//! `ABIDE_UPDATE=1 cargo test cases` rewrites the expectations; read the diff before you commit it.
 
 use std::path::{Path, PathBuf};
 

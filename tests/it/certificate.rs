@@ -59,7 +59,7 @@ fn answer(mut socket: TcpStream, mut connection: ServerConnection) -> Option<()>
         let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
         Stream::new(&mut connection, &mut socket).write_all((head + &body).as_bytes()).ok()?;
     }
-    // What it says of who may not come in is read before the connection is gone: so nobody hangs up on it.
+    // Its refusal of a client is read before the connection closes.
     while connection.wants_write() {
         connection.write_tls(&mut socket).ok()?;
     }
@@ -67,7 +67,7 @@ fn answer(mut socket: TcpStream, mut connection: ServerConnection) -> Option<()>
     std::io::copy(&mut socket.take(1 << 20), &mut std::io::sink()).ok().map(|_| ())
 }
 
-/// `plan` at an address, as the config file says with this line: how it ends, and all that it tells.
+/// `plan` at an address with this line in the config file: its exit code and its output.
 fn plan(at: SocketAddr, authority: &Authority, pem: &str, more: &str) -> (i32, String) {
     let config = format!(
         "targets: {{it: {{url: \"https://{at}\", dialect: gse-v2, ca_file: ca.pem, {more} auth: {{app_code: esb_test, app_secret: {{file: secret}}}}}}}}\n"
@@ -132,7 +132,7 @@ fn a_missing_or_foreign_client_certificate_is_reported() {
 fn an_unusable_certificate_file_is_reported_before_any_request() {
     let authority = Authority::new("the CA");
     let Pair { certificate, key } = authority.sign("abide");
-    // Who asks there is told otherwise: nobody listens.
+    // No server listens at this address: a connection would fail with another error.
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
     let (both, mixed) = (format!("{certificate}{key}"), format!("{certificate}{}", authority.sign("x").key));
     let half = "cannot use the client certificate me.pem: the file must contain a certificate and its key, both in PEM";

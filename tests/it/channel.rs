@@ -18,7 +18,7 @@ fn an_operation_is_sent_and_its_result_received() {
     assert_eq!((&op["op"], &op["instance"], &op["owner"]), (&json!("start"), &json!(KEY), &json!("shop")));
     assert_eq!(op["spec"]["spec"]["control"]["start_cmd"], "./run");
     assert_eq!(row(&server, &task), json!({"error_code": 0, "error_msg": "", "content": ""}));
-    // What was sent is given now, and what the agent told is what is told of it.
+    // The sent spec is registered now, and the status is the one that the agent reported.
     let status = server.gse("get_proc_status_v2", body(Value::Null, None))["data"]["proc_infos"][0].clone();
     assert_eq!(
         (&status["status"], &status["isauto"], &status["pid"]),
@@ -42,7 +42,7 @@ fn an_operation_is_sent_and_its_result_received() {
     }
     assert_eq!(told["spec"]["control"]["start_cmd"], "./run");
     assert_eq!(told["live_spec"], told["spec"]);
-    // The agent is told of its own registered spec too, and of a change of it.
+    // The agent receives its registered spec, and each change of it.
     let update = server.gse("update_proc_info", body(spec("./run"), None));
     assert_eq!(update["data"]["0:0:10.0.0.1:web:p"]["error_code"], 0, "{update}");
     assert_eq!(agent.next("give")["given"]["spec"]["control"]["start_cmd"], "./run");
@@ -87,7 +87,7 @@ fn a_broken_stream_loses_and_repeats_nothing() {
     let server = server(folder.path());
     let agent = Agent::new(&server, "a");
     drop(agent);
-    // Nobody listens: it waits.
+    // Without an agent, the operation waits.
     let task = begin(&server, spec("./run"), 0);
     let mut agent = Agent::new(&server, "a");
     let op = agent.next("op");
@@ -108,7 +108,7 @@ fn a_broken_stream_loses_and_repeats_nothing() {
     });
     let next = agent.next("op");
     assert_eq!(next["task"], other["data"]["task_id"], "{next}");
-    // What is told twice is taken once.
+    // A repeated message takes effect once.
     let up = |seq: u64, what: Value| {
         let mut up = what;
         up["seq"] = json!(seq);
@@ -182,7 +182,7 @@ fn a_host_has_one_agent_and_a_token_covers_its_hosts() {
     for token in ["", "One", "s3cret"] {
         assert_eq!(join(&server, "a", token, &[HOST]).0, 401, "{token}");
     }
-    // Its own successor takes over; the old session is told to join again.
+    // The successor of the agent takes over; the old session must join again.
     let successor = Agent::new(&server, "a");
     assert_eq!(agent.send(&[]).0, 410);
     assert_eq!(successor.send(&[]).0, 200);
@@ -297,7 +297,7 @@ fn a_running_process_keeps_its_identity_and_registration() {
     agent.complete_next_op();
     assert_eq!(code("update_proc_info", elsewhere)["error_code"], 0);
     assert_eq!(code("unregister_proc_info", Value::Null)["error_code"], 0);
-    until("the agent is told", || {
+    until("the agent has the spec", || {
         let given = agent.next("give");
         given["instance"] == KEY && given["given"].is_null()
     });

@@ -62,7 +62,7 @@ fn e0401_and_e0402_one_instance_and_one_identity() {
         &with("spec:", "instances: 2\nspec:"),
         "a.yaml:7:3 E0402 web/api_2 and web/api_1 at a.yaml:7:3 have the same identity \"/opt/api/api\" on host 0:10.0.0.1 | set value_key: NAME-${instance}",
     );
-    // Elsewhere, or to be gone, it disturbs nobody.
+    // On another host, or absent, it conflicts with nothing.
     expect(&[("a.yaml", GOOD), ("b.yaml", &twin.replace("10.0.0.1", "10.0.0.2"))], &[]);
     expect(&[("a.yaml", GOOD), ("b.yaml", &twin.replace("spec:", "state: absent\nspec:"))], &[]);
     // An agent's id and an address can be one host.

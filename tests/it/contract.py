@@ -105,7 +105,7 @@ result = call("POST", "/api/c/compapi/v2/job/get_proc_result/",
               {"bk_biz_id": 2, "bk_gse_taskid": managed["data"]["bk_gse_taskid"]})
 assert list(result["data"]["result"]) == ["/opt/nginx/nginx:3:10.9.0.1"], result
 
-# What is wrong is told, with the field's name, and HTTP says 200.
+# An error names the field, with HTTP status 200.
 for wrong, says in [
     ({"hosts": [host], "spec": spec}, "meta.namespace"),
     ({"meta": meta, "spec": spec}, "hosts"),

@@ -1,7 +1,7 @@
-//! `apply` and `watch` are killed at every write of the journal and every call, and begun anew: everything comes to be as
+//! `apply` and `watch` are killed at every write of the journal and every call, and started again: everything comes to be as
 //! without a death, and every command ran as often. A reload may run twice where calls have no names, never not at all.
 //!
-//! What happens is told by the processes themselves: each command leaves a line. A few points are tried by default, all of
+//! The processes record what happens: each command writes a line. A few points are tried by default, all of
 //! them with `ABIDE_SOAK`.
 
 use std::collections::BTreeMap;
@@ -21,13 +21,13 @@ trait Stage: Sized {
     /// With whatever says whom it is for.
     fn command(&self, args: &[&str]) -> Command;
     fn folder(&self) -> String;
-    /// Something of the owner's that nobody changes: prune acts only where something is left.
+    /// A process of the owner that does not change: prune needs one that remains.
     fn write_stays(&self);
     fn rows(&self) -> BTreeMap<String, Value>;
     /// Is a call that was lost found by its name?
     fn has_idempotency_keys(&self) -> bool;
 
-    /// Everything that happened, as the processes' own commands tell.
+    /// Everything that happened, as recorded by the commands of the processes.
     fn effects(&self) -> Vec<String> {
         let text = self.read("effects");
         let mut effects: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -106,7 +106,7 @@ impl Stage for Fleet {
     }
 }
 
-/// What there is first, how the manifests are changed then, and what is to be said beside.
+/// The first manifests, their change, and further arguments.
 struct Scene<S> {
     what: &'static str,
     before: fn(&S),
@@ -243,7 +243,7 @@ impl<'a, S: Stage> Run<'a, S> {
         assert_eq!(ended.code(), Some(well), "{what}: {}\n{:?}", self.read_log(), self.stage.effects());
     }
 
-    /// Did it die, rather than come to its end before?
+    /// Whether it was killed, rather than finished before.
     fn dies(mut self, what: &str) -> bool {
         let mut ended = None;
         until(&format!("{what} is reached"), || {
@@ -307,7 +307,7 @@ fn survives<S: Stage>(verb: Verb, dialect: &'static str, scene: &Scene<S>, few: 
     for nth in (1..=many).filter(|nth| nth % every == 0) {
         let at = steps.lines().nth(nth - 1).unwrap_or_default();
         let what = format!("{verb:?} {dialect} {what}: death {nth} of {many} ({at})");
-        // A run that needed fewer looks than the one that was counted is no try.
+        // A run with fewer observations than the counted one does not count.
         let stage = (0..MAX_ATTEMPTS).find_map(|_| {
             let stage = prepared();
             Run::begin(&stage, verb, flags, "dies", Some(nth)).dies(&what).then_some(stage)

@@ -32,7 +32,7 @@ fn rest(mut from: impl Read) -> String {
     text
 }
 
-/// Nobody reads what is said, and it is more than a pipe holds: the work goes on, and the end comes.
+/// More output than a pipe holds, and no reader: the run continues and ends.
 #[test]
 fn an_unread_stderr_does_not_block_the_loop() {
     let machine = Machine::new();
@@ -154,7 +154,7 @@ fn every_verb_with_instances_takes_a_selection() {
     assert_eq!((names(&["--include", "web/c"]), names(&["-l", "tier=front"])), ("c".into(), "b".into()));
     let (code, out, _) = machine.run(&["export", "-l", "tier=front"]);
     assert!(code == 0 && out.contains("name: b") && !out.contains("name: a"), "{out}");
-    assert_eq!(machine.run(&["stop", "-n", "web"]).0, 64, "that names nobody");
+    assert_eq!(machine.run(&["stop", "-n", "web"]).0, 64, "that names no process");
     let (code, out, err) = machine.run(&["stop", "--include", "web/a,web/b", "-l", "!tier", "--until", "2h"]);
     assert!(code == 0 && out.contains("stop: 1 of 1 instance"), "{out}{err}");
     let until = out.split("held until ").nth(1).expect("a time").trim().to_owned();

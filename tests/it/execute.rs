@@ -23,7 +23,7 @@ use crate::fake::MemoryStore;
 use crate::fixtures::manifest::{self, Manifest};
 use crate::soak::paused;
 
-/// Does at once whatever it is told, except for what it is here to do otherwise.
+/// Performs each operation at once, except for the faults of the test.
 #[derive(Default)]
 struct Stub {
     /// What was sent, and how long after the beginning.
@@ -32,7 +32,7 @@ struct Stub {
     fails: BTreeSet<&'static str>,
     /// Takes calls and never answers.
     hangs: bool,
-    /// Takes calls on, and then nobody is there any more.
+    /// Accepts calls, and does not answer afterwards.
     leaves: bool,
     /// Cannot be looked at from here on.
     blind_after: Option<Duration>,

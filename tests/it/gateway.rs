@@ -222,7 +222,7 @@ fn two_processes_of_a_host_cannot_share_an_identity() {
     let mut other = body(&["10.0.0.1", "10.0.0.3"]);
     other["meta"]["name"] = json!("q");
     let rows = it.server.gse("register_proc_info", other.clone())["data"].clone();
-    assert_eq!(rows["0:0:10.0.0.3:web:q"]["error_code"], 0, "each row stands for itself");
+    assert_eq!(rows["0:0:10.0.0.3:web:q"]["error_code"], 0, "each row has its own result");
     let refused = &rows["0:0:10.0.0.1:web:q"];
     assert!(
         refused["error_code"] == 65535 && refused["error_msg"].as_str().expect("text").contains("web/p"),
@@ -268,7 +268,7 @@ fn what_was_acknowledged_survives_a_restart() {
         server.gse("get_proc_status", body(&["10.0.0.1"]))["data"]["proc_infos"].as_array().map(Vec::len),
         Some(1)
     );
-    // Agents have their time again, and nobody comes.
+    // Agents have their time again, and none connects.
     let code = || {
         server.gse("get_proc_operate_result", json!({"task_id": id}))["data"]["0:0:10.0.0.1:web:p"]["error_code"].clone()
     };
@@ -316,7 +316,7 @@ fn calls_need_credentials_and_stay_in_their_namespaces() {
             }
         }
         if call.access() == RouteAccess::Agent {
-            // An app's secret is no agent's token.
+            // The secret of an app is not a token of an agent.
             assert_eq!(send(&header("all", "s3cret"), &path).0, 401, "{method} {path}");
             continue;
         }

@@ -14,7 +14,7 @@ fn rows(machine: &Machine, more: &[&str]) -> Vec<(String, String)> {
     rows.iter().map(|row| (text(row, "name"), text(row, "why"))).collect()
 }
 
-/// Registers a process as somebody who is not Abide does: without an owner.
+/// Registers a process without an owner, as other clients do.
 fn register(machine: &Machine, name: &str) {
     let read =
         |name: &str| std::fs::read_to_string(machine.path(&format!(".abide-home/{name}"))).expect("a file");
@@ -42,7 +42,7 @@ fn orphans_are_unclaimed_processes() {
     assert_eq!(machine.apply(&["--owner", "team"]).0, 0);
     assert_eq!(rows(&machine, &["m", "--owner", "team"]), []);
     std::fs::remove_file(machine.path("m/b.yaml")).expect("it was there");
-    // Without manifests only what nobody owns is an orphan.
+    // Without manifests, only an instance without an owner is an orphan.
     assert_eq!(rows(&machine, &[]), []);
     let left = ("b".to_owned(), "declared by no manifest of team".to_owned());
     assert_eq!(rows(&machine, &["m", "--owner", "team"]), std::slice::from_ref(&left));

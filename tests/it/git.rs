@@ -17,7 +17,7 @@ pub use crate::fixtures::repository::{Repo, run};
 use crate::support::{needs, until};
 use crate::system::{is_alive, kill};
 
-/// Whoever may push tags does not thereby push to a branch of the same name.
+/// The right to push tags is not the right to push to a branch of the same name.
 #[test]
 fn a_tag_is_not_used_in_place_of_a_branch() {
     let repo = Repo::new();
@@ -38,7 +38,7 @@ fn a_tag_is_not_used_in_place_of_a_branch() {
     until("it is taken", || repo.machine.effects().contains(&"start a 2".to_owned()));
 }
 
-/// A link to a folder outside of what is followed is no wish that what was there be gone.
+/// A link to a folder outside of the source does not delete the processes that were declared there.
 #[test]
 fn a_path_replaced_by_an_out_of_tree_link_is_reported_and_not_pruned() {
     let repo = Repo::new();
@@ -89,7 +89,7 @@ fn each_commit_is_applied_and_recorded() {
         entries.iter().any(|entry| entry["commit"] == second.as_str())
     });
     assert!(machine.run(&["history"]).1.contains(&second[..12]));
-    // One broken file: told with its place in the repository; the others go on, and nothing is pruned.
+    // One broken file: the error has its location in the repository; the others are applied, and nothing is pruned.
     let good = machine.manifest_text("a");
     machine.edit("a", "start_cmd", "strat_cmd");
     std::fs::remove_file(machine.path("m/b.yaml")).expect("a file");
@@ -109,7 +109,7 @@ fn each_commit_is_applied_and_recorded() {
     repo.commit("whole");
     until("b is gone", || !machine.rows().contains_key("b"));
     assert_eq!(machine.pids()["a"], calm["a"]);
-    // A commit without anything is no wish.
+    // An empty commit deletes nothing.
     repo.git(&["rm", "--quiet", "-r", "."]);
     std::fs::create_dir_all(machine.path("m")).expect("a folder");
     repo.commit("nothing");
@@ -129,7 +129,7 @@ fn a_rewound_branch_is_refused_also_after_a_crash() {
     until("a runs", || repo.runs(&["a"]));
     repo.wait_for_log("watch.log", "converged");
     let before = machine.pids();
-    // Somebody forces the branch back, while it is watched.
+    // A force push resets the branch while it is watched.
     repo.git(&["reset", "--quiet", "--hard", &first]);
     repo.push(&["--force"]);
     repo.wait_for_log("watch.log", "Rewound");
@@ -150,7 +150,7 @@ fn a_rewound_branch_is_refused_also_after_a_crash() {
     repo.wait_for_log("again", "source: recovered");
     again.0.kill().expect("it is killed");
     again.0.wait().expect("it ends");
-    // Rewound while nobody looks.
+    // Rewound while no watch runs.
     repo.git(&["reset", "--quiet", "--hard", &first]);
     machine.process("b", "1", "");
     let other = repo.commit_forced("other");
@@ -396,7 +396,7 @@ fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
     let asked = || std::fs::read_to_string(&pid).ok()?.trim().parse::<u32>().ok();
     let first = watch("first", "1s");
     let said = || std::fs::read_to_string(machine.path("first")).unwrap_or_default();
-    until("it is told", || said().contains("git took longer than 1s"));
+    until("it is logged", || said().contains("git took longer than 1s"));
     assert!(said().contains("ssh://***@h/x") && !said().contains("secret"), "{}", said());
     let other = asked().expect("it ran");
     until("it was ended", || !is_alive(other));

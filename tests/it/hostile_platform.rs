@@ -217,7 +217,7 @@ fn body_of(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_default()
 }
 
-/// Only a look has something to tell.
+/// Only a status query has content.
 fn is_status_query(row: &Value) -> bool {
     row["content"].as_str().is_none_or(|text| !text.is_empty()) && !row["content"].is_null()
 }
@@ -321,7 +321,7 @@ fn survives_faults(dialect: &'static str, evils: &[FaultKind]) {
         let stopped = fleet.effects().iter().filter(|line| **line == format!("stop {name}")).count();
         assert_eq!(stopped, 1, "{}", told("replaced, afterwards", &ended));
         assert!(!first.is_some_and(is_alive), "{}", told("the old one is gone", &ended));
-        assert_eq!(fleet.pid("calm"), calm, "{}", told("nobody asked for it", &ended));
+        assert_eq!(fleet.pid("calm"), calm, "{}", told("no call asked for it", &ended));
     }
     assert_eq!(starts(&fleet, "calm"), 1);
 }

@@ -100,7 +100,7 @@ fn good(name: &str, text: &str) -> (String, String) {
     (yaml, notes.collect())
 }
 
-/// One setting each: what the manifest then has, and whether it is told.
+/// One setting each: its value in the manifest, and whether it is reported.
 #[test]
 fn settings_are_mapped_or_reported() {
     let program = |more: &str| format!("[program:a]\ncommand=/bin/a\n{more}\n");
@@ -381,7 +381,7 @@ fn random_input_never_panics() {
             }
         }
     }
-    // Long lines, long chains, many sections, and a number of processes that nobody has.
+    // Long lines, long chains, many sections, and an unrealistic number of processes.
     let long = "x".repeat(300_000);
     let _ = imported("a.conf", &format!("[program:{long}]\ncommand={long}\nenvironment={long}={long}"), None);
     let _ =

@@ -17,7 +17,7 @@ use crate::listen::{address, get};
 use crate::support::until;
 use crate::watch::{read_log, running, stop_directly, watch};
 
-/// A tree that is read as often as somebody asks.
+/// A source tree that the test reads at will.
 struct Tree {
     folder: Workspace,
     store: Embedded,
@@ -90,7 +90,7 @@ async fn a_process_moved_out_of_a_broken_file_stays() {
     tree.write("b.yaml", &format!("{b}---\n{a}"));
     assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]));
     tree.write("a.yaml", "");
-    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "and moves when it is mended");
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "and moves when it is fixed");
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn a_process_whose_dependency_file_breaks_stays() {
     tree.write("groups.yaml", &group("us"));
     assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]));
     tree.write("b.yaml", &process("c", HERE));
-    assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]), "all of it, until it is mended");
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]), "all of it, until it is fixed");
     tree.write("groups.yaml", &format!("{}---\n{}", group("us"), group("eu")));
     assert_eq!(tree.read().await, wanted(&["a", "c"], &[]));
 }
@@ -124,7 +124,7 @@ async fn an_empty_manifest_is_a_problem_and_changes_nothing() {
     tree.write("a.yaml", "x: [");
     assert_eq!(tree.read().await, wanted(&["a"], &["a.yaml"]));
     let mut new = Tree::new(&[]);
-    assert_eq!(new.read().await, wanted(&[], &["m"]), "also for whoever begins with it");
+    assert_eq!(new.read().await, wanted(&[], &["m"]), "also for a new reader");
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn processes_behind_a_dangling_link_stay() {
     let root = tree.folder.path().join("m");
     symlink("nowhere", root.join("README")).expect("a link");
     tree.source = None;
-    // Nobody knows yet what was behind it.
+    // The content behind it is not known yet.
     assert_eq!(tree.read().await, wanted(&["a", "b"], &["README"]));
     assert!(tree.source.as_mut().expect("a source").restore_last_good(Vec::new()));
     assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "nothing was");
@@ -142,7 +142,7 @@ async fn processes_behind_a_dangling_link_stay() {
     assert_eq!(tree.read().await, wanted(&["a", "b"], &["sub"]));
 }
 
-/// Without its Defaults or its Policy nobody knows how a process is meant.
+/// Without its Defaults or its Policy, the spec of a process is not known.
 #[tokio::test]
 async fn an_unread_file_that_may_set_policy_blocks_the_first_load() {
     let (a, b) = (process("a", HERE), process("b", HERE));
@@ -159,7 +159,7 @@ async fn an_unread_file_that_may_set_policy_blocks_the_first_load() {
     assert_eq!(known.read().await, wanted(&["a", "b"], &["sub/b.yaml"]), "and still known");
     let mut other =
         Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/c.yaml", "kind: Process\nmeta: [\n")]);
-    assert_eq!(other.read().await, wanted(&["a", "b"], &["sub/c.yaml"]), "others go on beside a process");
+    assert_eq!(other.read().await, wanted(&["a", "b"], &["sub/c.yaml"]), "other processes are read");
 }
 
 #[test]
@@ -169,14 +169,14 @@ fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
     let args = ["--prune", "--max-delete", "100%", "--interval", "1h"];
     let first = watch(&machine, "first", &args);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || read_log(&machine, "first").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "first").contains("converged: 2 instances as wanted"));
     ["a", "b"]
         .iter()
         .for_each(|name| fs::remove_file(machine.path(&format!("m/{name}.yaml"))).expect("a file"));
-    until("it is told", || read_log(&machine, "first").contains("error[E0115]"));
+    until("it is logged", || read_log(&machine, "first").contains("error[E0115]"));
     drop(first);
     let _second = watch(&machine, "second", &args);
-    until("it is told", || read_log(&machine, "second").contains("no process is declared here"));
+    until("it is logged", || read_log(&machine, "second").contains("no process is declared here"));
     let status = || get(address(&machine, "second"), "/api/v1/status").json();
     until("both are still wanted", || status()["instances"]["sync"]["InSync"] == 2);
     stop_directly(&machine, "a");
@@ -190,9 +190,9 @@ fn a_prune_blocked_by_a_broken_file_is_reported() {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let _watch = watch(&machine, "watch.log", &["--prune", "--interval", "1h"]);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     fs::write(machine.path("m/a.yaml"), "x: [").expect("a file");
-    until("it is told", || read_log(&machine, "watch.log").contains("E0101"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("E0101"));
     fs::remove_file(machine.path("m/b.yaml")).expect("a file");
     until("it is held", || read_log(&machine, "watch.log").contains("SourceUnreadable"));
     assert!(running(&machine, &["a", "b"]));

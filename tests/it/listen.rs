@@ -112,7 +112,7 @@ fn the_api_reports_the_status_of_everything() {
     assert_eq!((&rows[0]["instance"], &rows[0]["sync"]), (&json!("0:127.0.0.1:web:a"), &json!("InSync")));
     assert_eq!(rows[0]["pid"], machine.rows()["a"]["pid"]);
     assert_eq!(rows[0]["revision"], machine.rows()["a"]["revision"]);
-    // Somebody holds one, and it is no longer as it is wanted.
+    // A person holds one instance, which is then out of sync.
     assert_eq!(machine.run(&["stop", "web/b", "--reason", "<b>by hand</b>"]).0, 0);
     assert_eq!(send(at, "POST", "/api/v1/look", &token(&machine), b"").status, 202);
     until("it is held", || get(at, "/api/v1/processes").json()[1]["sync"] == "Held");
@@ -137,7 +137,7 @@ fn the_api_reports_the_status_of_everything() {
     );
     // A broken file is a problem with a place.
     std::fs::write(machine.path("m/z.yaml"), "kind: Process\nstrange: 1\n").expect("a file");
-    until("it is told", || get(at, "/api/v1/status").json()["problems"][0]["line"].is_number());
+    until("it is logged", || get(at, "/api/v1/status").json()["problems"][0]["line"].is_number());
     assert!(get(at, "/").body.contains("m/z.yaml:"));
 }
 
@@ -191,12 +191,12 @@ fn events_stream_and_can_be_resumed() {
     drop(events);
     machine.process("b", "1", "");
     until("b runs", || running(&machine, &["b"]));
-    // What happened meanwhile is told, and nothing twice.
+    // Events in between are sent, each once.
     let mut again = Events::open(at, "/api/v1/events", &format!("Last-Event-ID: {number}\r\n"));
     let (first, _) = again.next();
     assert_eq!(first, number + 1);
     assert_eq!(again.until("step").1["instance"], "0:127.0.0.1:web:b");
-    // A number of long ago: it is told that something was missed.
+    // An old number: the stream reports that entries were missed.
     assert_eq!(Events::open(at, "/api/v1/events", "Last-Event-ID: 5\r\n").next().1["kind"], "missed");
     // One that was never given: the same, and then whatever comes.
     let mut foreign = Events::open(at, "/api/v1/events", &format!("Last-Event-ID: {}\r\n", u64::MAX));
@@ -207,7 +207,7 @@ fn events_stream_and_can_be_resumed() {
     let resumed = send(at, "POST", "/api/v1/resume", &lower, b"{\"namespace\":\"web\"}").json();
     assert_eq!(resumed, json!({"resumed": null, "message": "nothing was paused: namespace web"}));
     assert_eq!(send(at, "GET", "/api/v1/events", "Last-Event-ID: x\r\n", b"").status, 400);
-    // Whoever reads does not hold up the end.
+    // An open reader does not delay the exit.
     kill(watch.0.id(), "TERM");
     let begin = std::time::Instant::now();
     assert_eq!(watch.0.wait().expect("it ends").code(), Some(143), "{}", read_log(&machine, "watch.log"));
@@ -227,7 +227,7 @@ fn a_slow_reader_does_not_block_the_loop_and_streams_are_limited() {
             stream
         })
         .collect();
-    // Each is answered once; nobody reads on.
+    // Each is answered once, without further reads.
     let status = |stream: &TcpStream| {
         let mut line = String::new();
         BufReader::with_capacity(32, stream).read_line(&mut line).expect("a status");
@@ -393,16 +393,16 @@ fn notifications_use_the_template_and_are_retried() {
         let taken = taken.lock().expect("a lock");
         taken.iter().any(|message| message["m"].as_str().is_some_and(|said| said.contains(text)))
     };
-    until("who leads is told", || told("leadership acquired"));
-    until("what was done is told", || told("1 start"));
+    until("leadership is reported", || told("leadership acquired"));
+    until("the steps are reported", || told("1 start"));
     std::fs::write(machine.path("m/z.yaml"), "kind: Process\nstrange: \"\\\"\"\n").expect("a file");
-    until("problems are told", || told("z.yaml:"));
+    until("problems are reported", || told("z.yaml:"));
     std::fs::remove_file(machine.path("m/z.yaml")).expect("a file");
     until("and that they are gone", || told("no errors any more"));
     // It has surely ended by the time it is checked.
     machine.write("bad", "  control: {start_mode: foreground, start_cmd: exit 7}\n");
     machine.edit("bad", "start_check_secs: 0", "start_check_secs: 3");
-    until("failures are told", || told("start 0:127.0.0.1:web:bad: Failed"));
+    until("failures are reported", || told("start 0:127.0.0.1:web:bad: Failed"));
     let taken = taken.lock().expect("a lock");
     assert_eq!(
         taken
@@ -453,7 +453,7 @@ fn systemd_is_notified_of_ready_watchdog_and_stopping() {
     hear("STATUS=leading: 1 of 1 instance in sync");
     hear("WATCHDOG=1");
     hear("WATCHDOG=1");
-    // A new beginning is no end.
+    // A restart does not end the stream of events.
     kill(child.0.id(), "HUP");
     until("it leads again", || {
         let events = get(at, "/api/v1/status").json()["events"].clone();

@@ -86,7 +86,7 @@ pub fn announce(at: SocketAddr, path: &str, many: usize) -> Vec<TcpStream> {
     (0..many).map(open).collect()
 }
 
-/// As many silent connections as are asked for, while this process may open so many files.
+/// Silent connections, as many as requested within the file limit of this process.
 pub fn silent(at: SocketAddr, many: usize) -> Vec<TcpStream> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

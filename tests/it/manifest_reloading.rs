@@ -29,7 +29,7 @@ fn a_reload_costs_only_what_changed() {
     };
     let first = read();
     assert_eq!((&first.desired, &first.problems), (&tree.load().desired, &Vec::new()));
-    // As long as before, and as old as the clock of the file system can tell.
+    // Same length, and the same time within the resolution of the file system.
     for number in 2..9 {
         let before = read();
         tree.write("a.yaml", body("a", &format!("./{number}")));
@@ -56,7 +56,7 @@ fn a_reload_costs_only_what_changed() {
     assert!(again.rescan(&paths, &limits).is_some_and(|changed| changed.len() == 1));
 }
 
-/// What is put into an earlier reading gives what a reading of everything gives, whatever is edited and however it is told.
+/// An incremental load gives the result of a full load, for every edit and every kind of notification.
 #[test]
 fn an_incremental_load_equals_a_full_load() {
     let process = |name: &str, more: &str, start: &str| {

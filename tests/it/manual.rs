@@ -75,13 +75,13 @@ fn a_stopped_process_can_be_started_on_a_target_without_lists() {
     assert!(code == 1 && err.contains("process web/none does not exist"), "{code} {err}");
 }
 
-/// A one-shot of which nobody knows whether it ran is held until a person starts it.
+/// A one-shot that may have run is held until a person starts it.
 #[test]
 fn a_run_with_unknown_outcome_is_resolved_manually() {
     let fleet = Fleet::new("job");
     fleet.once("once", "echo start once >> effects");
     fleet.well("it runs", &[]);
-    // As a run leaves it that died while its start was under way.
+    // The state after a run that died with its start in flight.
     tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
         let store = Embedded::open(&fleet.path(".abide-home/state/state.db")).expect("a store");
         let all = store.range("at/it/ledger/", None, 10).await.expect("entries").entries;

@@ -18,7 +18,7 @@ fn the_last_process_of_a_namespace_is_pruned() {
     assert_eq!(machine.apply(&[]).0, 0);
     let pids = machine.pids();
     std::fs::remove_file(machine.path("m/b.yaml")).expect("it was there");
-    // Another owner's is nobody's orphan but his.
+    // An instance of another owner is an orphan of that owner only.
     let (code, out, err) = machine.apply(&["--prune", "--owner", "another"]);
     assert!(code == 3 && !out.contains("batch") && machine.pids() == pids, "{code} {out}{err}");
     let (code, out, err) = machine.apply(&["--prune"]);

@@ -235,7 +235,7 @@ fn adoption_needs_a_pid_file_that_only_its_user_can_write() {
     }
 }
 
-/// Forks twice, leaves its session, clears its environment, drops its privileges if told to, and becomes `sleep`.
+/// Forks twice, leaves its session, clears its environment, drops its privileges on request, and becomes `sleep`.
 const DETACH: &str = r#"use POSIX qw(setsid dup2); fork and exit; setsid; fork and exit;
     open(my $f, ">", "d.pid"); print $f "$$\n"; close $f;
     open(STDIN, "</dev/null"); open(STDOUT, ">/dev/null"); open(STDERR, ">/dev/null");

@@ -81,7 +81,7 @@ fn a_refusal_is_one_word_for_scripts() {
     assert_eq!(json(&owned, &[])["owner"], "shop");
     let (code, _, err) = run(&owned, &["plan", "--owner", "other"]);
     assert!(code == 4 && err.contains("\"shop\""), "{err}");
-    // Two owners are two sets, whoever asks.
+    // Two owners are two sets, for every caller.
     let two = Tree::new(&[
         ("m.yaml/a/p.yaml", policy.as_str()),
         ("m.yaml/b/p.yaml", "apiVersion: abide/v1\nkind: Policy\nmeta: {name: p}\nowner: bob\n"),

@@ -202,7 +202,7 @@ fn plans_are_shortest_and_every_prefix_leaves_the_rest() {
 }
 
 /// What is known of the old spec decides whether a step can be taken, never which way is shortest: where it is not held,
-/// the way is as long as with the old spec at hand, and every step can be carried out with the specs that are known.
+/// the plan is as long as with the old spec, and every step can be executed with the known specs.
 #[test]
 fn without_the_old_spec_the_plan_is_the_same_or_held() {
     let (mut same, mut held) = (0, 0);
@@ -225,7 +225,7 @@ fn without_the_old_spec_the_plan_is_the_same_or_held() {
                                 && matches!(op, Op::Stop | Op::Unsupervise)
                                 && caps.stop_needs_old
                         };
-                        assert!(!others.iter().any(sends), "{what} sends what nobody knows");
+                        assert!(!others.iter().any(sends), "{what} sends an unknown spec");
                         let mut world = from;
                         for step in others {
                             world = carry_out(world, step, goal, caps);
@@ -270,7 +270,7 @@ fn held_changes_have_the_expected_reason() {
                 assert_eq!(choose(mixed, Goal { state, ..up }, caps), Err(HoldReason::IdentityMix));
             }
         }
-        // Nobody knows whether it ran; going down needs no answer to that.
+        // Whether it ran is unknown; a stop does not depend on it.
         let unknown = Situation { ran: RanStatus::Unknown, ..nothing };
         assert_eq!(choose(unknown, once, caps), Err(HoldReason::RunUnknown));
         assert_eq!(choose(unknown, Goal { state: State::Absent, ..once }, caps), Ok(Vec::new()));
@@ -401,7 +401,7 @@ fn shortest_together(from: &[World], goal: Goal, caps: Caps, most: usize) -> Opt
                     if starts && at > 0 && all[at - 1].live.is_none() {
                         continue;
                     }
-                    // A spec of another instance is no spec of this one.
+                    // The spec of another instance is not a spec of this one.
                     if spec != NEW && Some(spec) != from[at].given && Some(spec) != from[at].live {
                         continue;
                     }

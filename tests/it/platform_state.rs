@@ -39,7 +39,7 @@ fn a_failed_rollout_is_rolled_back() {
     }
 }
 
-/// Holds, pauses and history are kept beside what a platform cannot keep; another folder is another memory.
+/// Holds, pauses and history are in the state folder, with the ledger; another folder has other ones.
 #[test]
 fn state_is_stored_where_configured() {
     let fleet = Fleet::new("gse-v2");
@@ -53,7 +53,7 @@ fn state_is_stored_where_configured() {
     assert_eq!(fleet.pid("x"), None);
     let (code, out, _) = fleet.apply(&at);
     assert!(out.contains("held"), "{code} {out}");
-    assert_eq!(fleet.pid("x"), None, "held by hand");
+    assert_eq!(fleet.pid("x"), None, "held by a person");
     let (code, out, err) = fleet.run(&["history", "--owner", "team", "-o", "json", at[0], at[1]]);
     let entries: Value = serde_json::from_str(&out).unwrap_or_default();
     assert!(code == 0 && entries.as_array().is_some_and(|all| !all.is_empty()), "{out}{err}");
@@ -94,7 +94,7 @@ fn a_missing_or_incomplete_target_is_reported() {
     assert!(!output.status.success(), "{}", stderr(&output));
 }
 
-/// A one-shot that has run, and that nothing on its host tells of any more, is not run again.
+/// A one-shot that has run, and of which its host has no trace, is not run again.
 #[test]
 fn a_run_is_recorded_on_targets_that_do_not_report_it() {
     let fleet = Fleet::new("job");

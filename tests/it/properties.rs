@@ -25,7 +25,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// parse(print(m)) = m, whatever stands in the texts; and nobody else's YAML reader sees another type.
+    /// parse(print(m)) = m for all texts, and other YAML parsers read the same types.
     #[test]
     fn printing_and_parsing_round_trip(document in document()) {
         let text = print::yaml(std::slice::from_ref(&document));

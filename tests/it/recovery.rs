@@ -40,7 +40,7 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<HashedSpec>>, from: Opt
     }
 }
 
-/// Who is killed while the gateway writes down what he asked for is gone before the agent is told: it is told all the same.
+/// A controller that is killed while the gateway stores its request: the agent receives the request.
 #[test]
 fn a_call_of_a_dead_caller_is_completed() {
     let system = System::new();

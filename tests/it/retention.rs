@@ -68,7 +68,7 @@ async fn records_of_long_gone_instances_are_removed() {
     let mut known: BTreeMap<InstanceKey, Entry> =
         entries.into_iter().map(|(name, entry)| (key(name), entry)).collect();
     store.txn(ledger::noted("it", &known)).await.expect("it is written");
-    // Somebody wrote of it since it was read.
+    // The key was written since it was read.
     known.insert(key("there"), entry(true, Time(1)));
     ledger::forget(&store, "it", &known, now).await;
     let left: Vec<_> = ledger::read(&store, "it").await.expect("a ledger").entries.into_keys().collect();

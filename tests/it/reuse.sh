@@ -1,5 +1,5 @@
 #!/bin/bash
-# In a pid namespace of its own: a process's pid becomes somebody else's while the agent is away.
+# In a pid namespace of its own: another process gets the pid of a process while no agent runs.
 set -eu
 abide=$1
 echo 'apps: [{code: all, secret: s3cret}]' > apps.yaml

@@ -44,7 +44,7 @@ fn a_rollback_pins_the_earlier_revision_until_the_next_apply() {
     assert_eq!(machine.apply(&[]).0, 0);
     let second = revision(&machine);
     assert_ne!(first, second);
-    // Nobody is there to approve it, and nothing happens.
+    // Without a terminal to ask for approval, nothing happens.
     let (code, out, _) = machine.run(&["rollback", "--to", &first[..6], "-o", "json"]);
     assert!(code == 4 && out.contains("NoApproval"), "{code} {out}");
     assert!(!machine.run(&["status"]).1.contains("pinned"));
@@ -98,8 +98,8 @@ fn watch_keeps_the_pin_until_its_source_changes() {
     let (code, _, err) = machine.run(&["rollback", "--to", &first, "--yes"]);
     assert_eq!(code, 0, "{err}");
     until_started(&machine, "start a 1");
-    until("it is told", || read_log(&machine, "watch.log").contains("pinned to"));
-    // Drift from the pinned revision is repaired; what the source said before is no reason.
+    until("it is logged", || read_log(&machine, "watch.log").contains("pinned to"));
+    // Drift from the pinned revision is repaired; the older source does not matter.
     assert_eq!(machine.run(&["stop", "web/a"]).0, 0);
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
     let starts = |what: &str| machine.effects().iter().filter(|line| *line == what).count();
@@ -109,10 +109,10 @@ fn watch_keeps_the_pin_until_its_source_changes() {
     // Another one that takes over does the same.
     drop(watching);
     let _watch = watch(&machine, "second.log", &["--prune"]);
-    until("it is told again", || read_log(&machine, "second.log").contains("pinned to"));
+    until("it is logged again", || read_log(&machine, "second.log").contains("pinned to"));
     until("it is at rest", || read_log(&machine, "second.log").contains("converged"));
     assert_eq!((starts("start a 1"), starts("start a 2")), (3, 1));
-    // A broken file is no newer word; a good one is.
+    // A broken file is not a newer revision; a valid one is.
     std::fs::write(machine.path("m/a.yaml"), text.replace("start_cmd", "strat_cmd")).expect("a file");
     until("it is shown", || read_log(&machine, "second.log").contains("did you mean \"start_cmd\""));
     machine.process("a", "3", "");

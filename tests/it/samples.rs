@@ -31,7 +31,7 @@ fn the_sample_fleet_has_one_of_each_kind() {
     for want in fleet.desired.instances.values() {
         assert!(Path::new(&want.spec.identity.setup_path).is_dir(), "{}", want.spec.identity.setup_path);
         assert_eq!(want.spec.monitor.start_check_secs, Some(1));
-        assert_eq!(want.spec.identity.user, None, "it runs as whoever runs it");
+        assert_eq!(want.spec.identity.user, None, "it runs as the user of the agent");
     }
 }
 

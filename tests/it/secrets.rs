@@ -93,7 +93,7 @@ fn a_secret_is_applied_without_being_printed() {
     std::fs::write(system.path("x/exported.yaml"), &exported).expect("a file");
     let checked = abide(&["validate", "x"], system.folder.path(), b"");
     assert_eq!(checked.status.code(), Some(65), "without its secret it cannot be applied: {exported}");
-    // The same secret is no change; another field's change does not touch it.
+    // The same secret is not a change; a change of another field keeps it.
     let (code, out, err) = run(&system, &["plan", "m", "--detailed-exitcode"]);
     assert!(code == 0 && out.to_lowercase().contains("nothing to do"), "{code} {out}{err}");
     write(OLD, "0");

@@ -342,7 +342,7 @@ fn killed_under_load_it_comes_back_with_everything_it_acknowledged() {
                 .clone();
         assert!(
             count.as_u64().expect("a count") <= acknowledged.len() as u64 + 4 * round,
-            "nothing that nobody asked for"
+            "nothing without a request"
         );
         let pid = gateway.child.id().to_string();
         let server = &gateway.server;
@@ -385,7 +385,7 @@ fn sigterm_stops_the_gateway() {
     let folder = Workspace::new();
     for signal in ["-TERM", "-INT"] {
         let mut gateway = Gateway::start(folder.path(), &[]);
-        // An idle connection keeps nobody.
+        // An idle connection does not delay the exit.
         let _idle = gateway.server.connect();
         let pid = gateway.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());

@@ -15,7 +15,7 @@ use crate::fixtures::manifest::{self, Manifest};
 
 const LAG: u64 = 300;
 
-/// Nothing in here ever waits: time passes only when it is told to.
+/// Runs a future that never waits: simulated time passes only on request.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -91,7 +91,7 @@ impl<'a> Controller<'a> {
                 ),
                 // Refused: nothing was done.
                 Some(OperationState::Failed { .. }) => continue,
-                // In progress, missing, or no answer at all: nobody knows.
+                // In progress, missing, or without an answer: unknown.
                 Some(OperationState::InProgress) | None => Expected::Unknown,
             };
             let unsure = matches!(expected, Expected::Unknown);

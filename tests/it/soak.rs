@@ -28,10 +28,10 @@ const HOSTS: u64 = 3;
 const NAMES: [&str; 4] = ["api", "db", "cache", "queue"];
 /// The same repair three times within ten minutes would be given up.
 const BETWEEN_DRIFTS: u64 = 400;
-/// Whatever was under way when a hold was laid has ended after so long.
+/// Maximum time that a step in flight may take after a hold was set.
 const IN_FLIGHT_SECS: u64 = 700;
 
-/// What a seed stands for: a kind of target, and what goes wrong there.
+/// The case of a seed: a kind of target, and its faults.
 #[derive(Clone, Debug)]
 struct FaultPlan {
     dialect: Dialect,
@@ -130,7 +130,7 @@ async fn fight_over_state(seed: u64) {
     tokio::join!(standing, happening);
 }
 
-/// Whoever looks more often than leases are renewed goes on leading all the same.
+/// A controller whose interval is shorter than the renewal of its lease keeps leading.
 #[test]
 fn frequent_passes_do_not_lose_the_lease() {
     paused().block_on(async {
@@ -160,7 +160,7 @@ fn frequent_passes_do_not_lose_the_lease() {
     });
 }
 
-/// The claims above need something to fail on: a fleet that nobody tends does not come to be as wanted.
+/// Counter-proof of the claims above: a fleet without a controller does not converge.
 #[test]
 fn without_the_control_loop_nothing_converges() {
     let target = Fake::new(Dialect::Abide, false, 1);
@@ -236,7 +236,7 @@ struct Script<'a> {
     /// How often each may have been launched by now.
     launches: BTreeMap<InstanceKey, usize>,
     drifted: BTreeMap<InstanceKey, u64>,
-    /// Since when, and how it was when everything that had been under way was over.
+    /// Its time, and the state after the last step in flight ended.
     held: BTreeMap<InstanceKey, (u64, Option<Proc>)>,
 }
 
@@ -311,7 +311,7 @@ fn note(log: &Mutex<VecDeque<String>>, target: &Fake, event: &ControllerEvent<'_
 
 fn say(log: &Mutex<VecDeque<String>>, target: &Fake, line: String) {
     let mut log = log.lock().expect("a log");
-    // What is so again and again is told once.
+    // A repeated condition is logged once.
     if log.back().is_some_and(|last| last.split_once(' ').is_some_and(|(_, last)| *last == line)) {
         return;
     }
@@ -375,7 +375,7 @@ impl Script<'_> {
         let sim = self.target.sim();
         sim.set_faults(no_faults(self.weather.dialect));
         (1..=HOSTS).for_each(|n| sim.set_dead(format!("0:10.0.0.{n}").parse().expect("a host"), false));
-        // What is under way comes to its end, lists tell of it, and what failed is tried again.
+        // Steps in flight end, lists show them, and failed instances are retried.
         self.pass(
             1500 + 2 * (self.weather.in_flight_secs() - IN_FLIGHT_SECS) + 2 * self.target.caps().lag_secs,
         )
@@ -396,7 +396,7 @@ impl Script<'_> {
             assert!(*launches <= may, "{key}: {launches} > {may}; {}", shown());
         }
         self.watch_held(shown);
-        // What was held is made true when it is released, all of it.
+        // Held instances are changed after the release, all of them.
         self.target.restraints.lock().expect("a lock").clone_from(&Default::default());
         self.pass(120 + 2 * self.target.caps().lag_secs).await;
         self.is_as_wanted(&desired, shown);
@@ -409,7 +409,7 @@ impl Script<'_> {
     /// Nothing is left to do but for what is held, and nothing is but by a hold.
     fn is_as_wanted(&self, desired: &Desired, shown: &impl Fn() -> String) {
         let (plan, extra_effects) = (self.target.plan(desired), self.target.sim().extra_effects());
-        // What no list can tell.
+        // Facts that no list contains.
         let hidden = |key: &InstanceKey| !self.is_ours() && extra_effects.contains_key(key);
         let steps = plan.steps().filter(|step| !hidden(&step.instance));
         let left: Vec<String> = steps.map(|step| format!("{} {}", step.op, step.instance)).collect();
@@ -444,7 +444,7 @@ impl Script<'_> {
         self.wanted.send_replace(self.wishes.desired());
     }
 
-    /// It dies, or somebody stops it behind our back.
+    /// It dies, or another client stops it.
     fn drift(&mut self) {
         let (key, now) = (self.any_key(), self.now());
         let lately = self.drifted.get(&key).is_some_and(|last| now < last + BETWEEN_DRIFTS);

@@ -45,7 +45,7 @@ fn another_source_prunes_nothing_unless_it_is_accepted() {
     }
     assert_eq!(machine.run(&["diff", "other", "--prune"]).0, 2, "any error but those of the manifests");
     assert_eq!(machine.pids(), pids);
-    // Without --prune it is nobody's business; to look is not to take.
+    // Without --prune the source does not matter; a plan changes nothing.
     assert_eq!(machine.run(&["apply", "other", "--yes"]).0, 0);
     assert_eq!(machine.run(&["plan", "other", "--prune", "--accept-source"]).0, 0);
     assert_eq!(machine.run(&["plan", "other", "--prune"]).0, 4);
@@ -70,7 +70,7 @@ fn a_repository_is_the_same_source_wherever_it_is_checked_out() {
     git::run(&machine.path("clone"), &["remote", "set-url", "origin", "https://bob@git.example.org/fleet"]);
     let (code, _, err) = machine.run(&["apply", "clone", "--yes", "--prune"]);
     assert_eq!(code, 0, "{err}");
-    // Another folder of it is another source, and no message tells a password.
+    // Another folder of the repository is another source, and no message contains a password.
     std::fs::create_dir(machine.path("clone/sub")).expect("a folder");
     std::fs::copy(m.join("a.yaml"), machine.path("clone/sub/a.yaml")).expect("a file");
     let (code, _, err) = machine.run(&["apply", "clone/sub", "--yes", "--prune"]);

@@ -73,7 +73,7 @@ fn a_registration_alone_keeps_no_other_namespace_out() {
     assert_eq!(register(&system, "shop").0, 0, "it is registered, and has no identity yet");
     assert_eq!(operate(&system, "shop", 0).0, 0);
     until("it runs", || pid(&system, "shop").is_some());
-    // Now it is settled: the other one cannot start, and is not told of whom.
+    // The conflict is final: the other one cannot start, and its error does not name the holder.
     for (code, message) in [operate(&system, "thief", 0), register(&system, "thief")] {
         assert!(code == 65535 && message.contains("a process of another namespace"), "{code} {message}");
         assert!(!message.contains("shop"), "{message}");

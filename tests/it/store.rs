@@ -127,7 +127,7 @@ async fn a_transaction_is_all_or_nothing(store: impl Store) {
 async fn compare_and_write_lets_one_of_many_win(store: impl Store) {
     store.txn(Txn::put("n", "0")).await.expect("a write");
     let store = std::sync::Arc::new(store);
-    // Fifty who each add one, beginning anew whenever somebody was quicker.
+    // Fifty writers that each add one, and retry after a conflict.
     async fn add(store: std::sync::Arc<impl Store>) {
         loop {
             let entry = store.get("n").await.expect("a read").expect("it is there");
@@ -195,7 +195,7 @@ async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
     let Ok(LeaseAttempt::Ours(lease)) = store.take_lease("writer", &me, long).await else {
         panic!("not taken")
     };
-    // Somebody who is alive: this very process under another name.
+    // A live holder: this process under another name.
     let other = Holder::this("other");
     let Ok(LeaseAttempt::Theirs { holder, generation, .. }) = store.take_lease("writer", &other, long).await
     else {

@@ -66,7 +66,7 @@ fn old_changes_are_compacted_and_reported() {
         let last = store.range("", None, 1).await.expect("a page").as_of;
         assert_eq!(store.changes("", last - 10).await.expect("changes").len(), 10);
     });
-    // A second handle that fell behind by that much looks at everything anew.
+    // A second handle that is behind by that much reads everything again.
     let late = embedded(&folder);
     assert_eq!(run(late.range("k/", None, 1_000_000)).expect("a page").entries.len(), 110_000);
 }
@@ -200,7 +200,7 @@ fn a_child_of_these_tests() {
     }
 }
 
-/// Counts on from where it was, for ever; says a number when it is acknowledged.
+/// Counts on from the last number without end, and prints each acknowledged number.
 async fn count(store: &Embedded) {
     loop {
         let entry = store.get("count").await.expect("a read");
@@ -246,7 +246,7 @@ fn deaths(seed: u64) {
     for round in 0..100 {
         let mut child = child("count", &file).spawn().expect("a child");
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        // After so many answers, and then some part of the next.
+        // After this number of answers and a part of the next.
         let answers = (random >> 40) % 20;
         let out = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut lines = out.lines().map_while(Result::ok);

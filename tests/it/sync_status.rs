@@ -36,7 +36,7 @@ fn status_counts_out_of_sync_processes() {
     assert_eq!(machine.run(&["stop", "web/a"]).0, 0);
     let (code, out, _) = machine.run(&["status", "--check"]);
     assert_eq!(code, 0, "{out}");
-    // Stopped, and nobody says that it is to stay so.
+    // Stopped, without a hold.
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
     let (code, out, _) = machine.run(&["status", "--check"]);
     assert!(code == 3 && out.contains("web:a  out of sync: needs start"), "{code} {out}");
@@ -49,7 +49,7 @@ fn status_counts_out_of_sync_processes() {
         std::fs::create_dir_all(machine.path("gone")).expect("a folder");
         std::fs::write(machine.path(&format!("gone/{name}.yaml")), gone).expect("a file");
     }
-    // Another's word takes them away, and ours is still in force.
+    // Another owner removes them; our revision is still active.
     let (code, out, err) =
         machine.run(&["apply", "gone", "--yes", "--owner", "default", "--max-delete", "100%"]);
     assert_eq!(code, 0, "{out}{err}");

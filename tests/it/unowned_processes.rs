@@ -169,7 +169,7 @@ fn a_stranger_is_not_stopped_by_a_state(dialect: &'static str) {
     assert_eq!(fleet.effects(), Vec::<String>::new(), "{dialect}");
 }
 
-/// A person who names it by a verb is refused as well: a name is no proof either.
+/// A manual operation on it is refused too: a name is not a proof.
 fn verbs_do_not_touch_a_stranger(dialect: &'static str) {
     let fleet = Fleet::new(dialect);
     let mut stranger = UnownedProcess::of(&fleet, "x");

@@ -101,7 +101,7 @@ impl Controller<'_> {
         None
     }
 
-    /// One run; it may die after so many seconds.
+    /// One run, which may be killed after a number of seconds.
     async fn run(&mut self, secs: u64) {
         self.runs += 1;
         let (backend, store) = (&self.fake.far, self.fake.state());

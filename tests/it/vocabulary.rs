@@ -328,6 +328,62 @@ fn guides_have_no_retired_word() {
     none("retired words in guides", &findings);
 }
 
+/// The comment of a line of Rust code.
+fn comment(line: &str) -> Option<&str> {
+    let at = line.match_indices("// ").map(|(at, _)| at).find(|at| {
+        let before = line[..*at].trim_end_matches(['/', '!']);
+        before.is_empty() || before.ends_with(' ')
+    });
+    let at = at.or_else(|| line.find("/// ")).or_else(|| line.find("//! "))?;
+    Some(line[at..].trim_start_matches(['/', '!']))
+}
+
+/// The label of a wait, which is printed when the wait fails.
+fn wait_label(line: &str) -> Option<&str> {
+    line.split_once("until(\"")?.1.split('"').next()
+}
+
+#[test]
+fn comments_and_scripts_have_no_retired_word() {
+    let root = project();
+    let mut paths = Vec::new();
+    ["src", "tests", "benches", "examples"]
+        .iter()
+        .for_each(|folder| rust_files(&root.join(folder), &mut paths));
+    let mut findings = Vec::new();
+    for path in paths.iter().filter(|path| !path.ends_with("it/vocabulary.rs")) {
+        let text = std::fs::read_to_string(path).expect("a source file");
+        for (nth, line) in text.lines().enumerate() {
+            for part in [comment(line), wait_label(line)].into_iter().flatten() {
+                let words = retired_words(part).into_iter();
+                findings.extend(words.map(|word| format!("{}:{}: {word}: {line}", path.display(), nth + 1)));
+            }
+        }
+    }
+    let mut scripts: Vec<PathBuf> =
+        ["Cargo.toml", "deny.toml", ".ci/run", "tests/run"].iter().map(|name| root.join(name)).collect();
+    for folder in ["examples/ci", "examples/container", "examples/notify", "examples/systemd"] {
+        let entries = std::fs::read_dir(root.join(folder)).expect("a folder of examples");
+        scripts.extend(entries.flatten().map(|entry| entry.path()));
+    }
+    for path in scripts {
+        let text =
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let words = retired_words(&text).into_iter();
+        findings.extend(words.map(|word| format!("{}: {word}", path.display())));
+    }
+    none("retired words in comments and scripts", &findings);
+}
+
+#[test]
+fn comments_are_found() {
+    assert_eq!(comment("    /// one"), Some(" one"));
+    assert_eq!(comment("//! two"), Some(" two"));
+    assert_eq!(comment("f(\"http://x // y\"); // three"), Some(" y\"); // three"));
+    assert_eq!(comment("let x = \"http://x\";"), None);
+    assert_eq!(wait_label("until(\"it is logged\", || true);"), Some("it is logged"));
+}
+
 /// The subcommands that a help text lists: indented words before the options, under one heading or several.
 fn subcommands(help: &str) -> Vec<String> {
     let list = help.split("ptions:\n").next().unwrap_or_default();

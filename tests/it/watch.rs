@@ -24,7 +24,7 @@ fn watch_two(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let watch = watch(machine, log, more);
     until("both run", || running(machine, &["a", "b"]));
-    until("it is told", || read_log(machine, log).contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(machine, log).contains("converged: 2 instances as wanted"));
     watch
 }
 
@@ -37,7 +37,7 @@ pub fn running(machine: &Machine, names: &[&str]) -> bool {
     names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
 }
 
-/// As somebody who does not know of manifests would.
+/// As a client without manifests would.
 pub fn stop_directly(machine: &Machine, name: &str) {
     operate_directly(machine, name, json!({"op_type": 1}));
 }
@@ -63,7 +63,7 @@ fn operate_directly(machine: &Machine, name: &str, more: Value) {
     assert!(status == 200 && text.contains("task_id"), "{status} {text}");
 }
 
-/// Whoever gives a process another spec, and knows of no owner, does not make it his own.
+/// A client that registers another spec without an owner does not become the owner.
 #[test]
 fn a_directly_registered_change_is_reverted() {
     let machine = Machine::new();
@@ -78,10 +78,12 @@ fn a_directly_registered_change_is_reverted() {
     operate_directly(&machine, "a", json!({"op_type": 7, "spec": manifest["spec"]}));
     let many = |line: &str| machine.effects().iter().filter(|effect| *effect == line).count();
     until("it is put back", || many("start a other") == 1 && many("start a 1") == 2);
-    until("it is told", || read_log(&machine, "watch.log").contains("control.start_cmd: echo start a other"));
+    until("it is logged", || {
+        read_log(&machine, "watch.log").contains("control.start_cmd: echo start a other")
+    });
 }
 
-/// The gateway tells: nobody waits for the next look.
+/// The gateway streams changes: a pass does not wait for the interval.
 #[test]
 fn a_stopped_process_is_started_and_an_agent_restart_is_only_reported() {
     let machine = Machine::new();
@@ -92,9 +94,9 @@ fn a_stopped_process_is_started_and_an_agent_restart_is_only_reported() {
     let starts = |name: &str| {
         read_log(&machine, "watch.log").matches(&format!("start 0:127.0.0.1:web:{name}  ")).count()
     };
-    until("it is told", || starts("a") == 2);
+    until("it is logged", || starts("a") == 2);
     kill(before["b"] as u32, "KILL");
-    until("it is told", || read_log(&machine, "watch.log").contains("exited, and runs again as process"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("exited, and runs again as process"));
     until("b is back", || {
         machine.effects() == ["start a 1", "start a 1", "start b 1", "start b 1", "stop a"]
     });
@@ -112,12 +114,12 @@ fn a_saved_change_is_applied_and_a_broken_one_is_not() {
     machine.process("a", "2", "a");
     until("a was restarted", || machine.pids().get("a").is_some_and(|pid| *pid != first["a"]));
     assert_eq!(machine.pids()["b"], first["b"]);
-    until("the reason is told", || read_log(&machine, "watch.log").contains("control.start_cmd"));
+    until("the reason is logged", || read_log(&machine, "watch.log").contains("control.start_cmd"));
     // A broken edit is shown, and nothing happens; the next good one is taken up.
     let second = machine.pids();
     let good = machine.manifest_text("a");
     machine.edit("a", "start_cmd", "strat_cmd");
-    until("it is told", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    until("it is logged", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
     machine.process("b", "1", "b");
     until("others go on", || machine.effects().contains(&"reload b".to_owned()));
     assert_eq!(machine.pids(), second);
@@ -140,22 +142,22 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let _watch = watch(&machine, "watch.log", &["--prune"]);
     until("both run", || running(&machine, &["a", "b"]));
-    // Somebody goes to the gateway directly.
+    // A client calls the gateway directly.
     let before = machine.pids();
     stop_directly(&machine, "a");
     until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
     // What a person did stays so.
-    assert_eq!(machine.run(&["stop", "web/b", "--reason", "by hand"]).0, 0);
-    until("it is said", || read_log(&machine, "watch.log").contains("by hand"));
+    assert_eq!(machine.run(&["stop", "web/b", "--reason", "manually"]).0, 0);
+    until("it is logged", || read_log(&machine, "watch.log").contains("manually"));
     machine.process("c", "1", "");
     until("c runs", || running(&machine, &["c"]));
     assert_eq!(machine.rows()["b"]["running"], false);
     assert_eq!(machine.run(&["release", "web/b"]).0, 0);
     until("b is back", || running(&machine, &["b"]));
-    // A directory that is gone is no wish.
+    // A missing directory deletes nothing.
     let all = machine.pids();
     std::fs::rename(machine.path("m"), machine.path("away")).expect("a folder");
-    until("it is told", || {
+    until("it is logged", || {
         read_log(&machine, "watch.log").contains("the last good version of invalid files stays active")
     });
     std::fs::rename(machine.path("away"), machine.path("m")).expect("a folder");
@@ -188,19 +190,19 @@ fn a_long_rollout_keeps_the_lease() {
     machine.edit("many", "batch: 1", "batch: 1, soak: 7s");
     let _watch = watch(&machine, "watch.log", &[]);
     until("both run", || running(&machine, &["many_1", "many_2"]));
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     machine.process("later", "1", "");
     until("it still leads", || machine.effects() == ["start later 1", "start many 1", "start many 1"]);
 }
 
-/// The same for whoever watches: what is paused or held meanwhile is not begun, and is not taken for a failure.
+/// The same for watch: an instance that is paused or held in between is not changed, and is not a failure.
 #[test]
 fn a_pause_takes_effect_during_a_rollout() {
     let machine = Machine::new();
     machine.several("many", "1");
     assert_eq!(machine.apply(&[]).0, 0);
     let _watch = watch(&machine, "watch.log", &[]);
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     let again = || machine.effects().iter().filter(|line| *line == "start many 2").count();
     let soaking = machine.manifest_text("many").replace("batch: 1", "batch: 1, soak: 6s");
     machine.declare("many", soaking.replace("start many 1", "start many 2"));
@@ -218,7 +220,7 @@ fn a_pause_takes_effect_during_a_rollout() {
     until("the second is new, too", || again() == 2);
 }
 
-/// Editors write a file beside and rename it; git-sync and config maps swap a link.
+/// Editors write a temporary file and rename it; git-sync and config maps swap a link.
 #[test]
 fn atomic_renames_and_link_swaps_are_applied() {
     let machine = Machine::new();
@@ -261,7 +263,7 @@ fn without_inotify_files_are_polled() {
     });
 }
 
-/// A watch that begins anew knows what was in force: a file that is broken by then still means what it meant.
+/// A watch that starts again knows the active revision: a file that is broken by then keeps its last good content.
 #[test]
 fn a_file_broken_at_startup_keeps_its_last_good_version() {
     let machine = Machine::new();
@@ -271,7 +273,7 @@ fn a_file_broken_at_startup_keeps_its_last_good_version() {
     let good = std::fs::read_to_string(&file).expect("a file");
     std::fs::write(&file, good.replace("start_cmd", "strat_cmd")).expect("a file");
     let _second = watch(&machine, "second", &["--interval", "1h"]);
-    until("it is told", || read_log(&machine, "second").contains("did you mean \"start_cmd\""));
+    until("it is logged", || read_log(&machine, "second").contains("did you mean \"start_cmd\""));
     until("both are wanted", || read_log(&machine, "second").contains("2 instances wanted"));
     stop_directly(&machine, "a");
     until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
@@ -286,9 +288,9 @@ fn a_missing_path_keeps_its_last_good_version() {
     std::fs::rename(machine.path("m/b.yaml"), machine.path("n/b.yaml")).expect("a file");
     let _watch = watch(&machine, "watch.log", &["n", "--prune", "--interval", "1h"]);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     std::fs::rename(machine.path("n"), machine.path("away")).expect("a folder");
-    until("it is told", || {
+    until("it is logged", || {
         read_log(&machine, "watch.log").contains("the last good version of invalid files stays active")
     });
     stop_directly(&machine, "b");
@@ -302,13 +304,13 @@ fn follow_no_still_repairs_drift() {
     drop(first);
     machine.process("b", "2", "");
     let _second = watch(&machine, "second", &["--interval", "1h", "--follow", "no"]);
-    until("it is told", || read_log(&machine, "second").contains("not followed"));
+    until("it is logged", || read_log(&machine, "second").contains("not followed"));
     until("it rests", || read_log(&machine, "second").contains("converged: 2 instances as wanted"));
     stop_directly(&machine, "a");
     until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
 }
 
-/// While a rollout waits, the files are read on: what breaks is told, and something newer is not kept waiting.
+/// While a rollout waits, files are still read: an error is logged, and a newer revision does not wait.
 #[test]
 fn a_newer_revision_ends_a_waiting_rollout() {
     let machine = Machine::new();
@@ -322,7 +324,7 @@ fn a_newer_revision_ends_a_waiting_rollout() {
     let other = machine.path("m/other.yaml");
     let good = std::fs::read_to_string(&other).expect("a file");
     std::fs::write(&other, good.replace("start_cmd", "strat_cmd")).expect("a file");
-    until("it is told", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    until("it is logged", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
     std::fs::write(&other, good).expect("a file");
     std::fs::write(&file, text).expect("a file");
     until("the rest follows", || machine.effects() == ["start many 1", "start many 1", "start other 1"]);
@@ -356,13 +358,13 @@ fn a_waiting_component_blocks_no_other() {
     let held = status["held"].as_array().expect("a list");
     assert!(held.iter().any(|held| held["reason"] == "UnderWay"), "{status}");
     assert_eq!(read_log(&machine, "watch.log").matches("soaking for").count(), 1, "it still waits");
-    // Another wish for what is under way is not kept waiting.
+    // Another spec for an instance in flight does not wait.
     machine.edit("many", ", soak: 1h", "");
     effects.insert(2, "start many 1");
     until("the rest follows", || machine.effects() == effects);
 }
 
-/// What others write beside the manifests does not keep anybody from reading them.
+/// Other files next to the manifests do not prevent a read.
 #[test]
 fn unrelated_file_changes_do_not_delay_a_pass() {
     let machine = Machine::new();
@@ -384,15 +386,15 @@ fn unrelated_file_changes_do_not_delay_a_pass() {
     });
 }
 
-/// Nobody waits for the interval to see that something was held or released.
+/// A hold or release takes effect without waiting for the interval.
 #[test]
 fn holds_and_pauses_take_effect_immediately() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("a runs", || running(&machine, &["a"]));
-    assert_eq!(machine.run(&["stop", "web/a", "--reason", "by hand"]).0, 0);
-    until("it is said", || read_log(&machine, "watch.log").contains("by hand"));
+    assert_eq!(machine.run(&["stop", "web/a", "--reason", "manually"]).0, 0);
+    until("it is logged", || read_log(&machine, "watch.log").contains("manually"));
     assert_eq!(machine.rows()["a"]["running"], false);
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
     until("a is back", || running(&machine, &["a"]));

@@ -17,7 +17,7 @@ fn heal_no_applies_changes_only() {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let args = ["--heal", "no", "--interval", "1h"];
     let first = watch(&machine, "first", &args);
-    until("it is told", || read_log(&machine, "first").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "first").contains("converged: 2 instances as wanted"));
     stop_directly(&machine, "a");
     until("it is left alone, and why", || read_log(&machine, "first").contains("HealOff 0:127.0.0.1:web:a"));
     machine.process("b", "2", "");
@@ -33,14 +33,14 @@ fn heal_no_applies_changes_only() {
     until("c follows", || machine.effects() == effects);
 }
 
-/// A change that is taken back before it was everywhere is no drift.
+/// A change that is reverted before it was applied everywhere is not drift.
 #[test]
 fn heal_no_applies_a_revert() {
     let machine = Machine::new();
     machine.several("many", "1");
     let file = machine.path("m/many.yaml");
     let _watch = watch(&machine, "watch.log", &["--heal", "no", "--interval", "1h"]);
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     let good = fs::read_to_string(&file).expect("a file");
     let bad = good.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 1h");
     fs::write(&file, bad).expect("a file");
@@ -57,7 +57,7 @@ fn in_flight_steps_count_towards_the_budget() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let _watch = watch(&machine, "watch.log", &["--max-restart", "1", "--interval", "1h"]);
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     machine.process("a", "2", "");
     machine.edit("a", "start_check_secs: 0", "start_check_secs: 300");
     until("it is begun", || machine.effects().contains(&"start a 2".to_owned()));
@@ -96,13 +96,13 @@ fn heal_no_and_follow_no_only_observe() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let first = watch(&machine, "first", &["--interval", "1h"]);
-    until("it is told", || read_log(&machine, "first").contains("converged: 1 instance as wanted"));
+    until("it is logged", || read_log(&machine, "first").contains("converged: 1 instance as wanted"));
     drop(first);
     stop_directly(&machine, "a");
     machine.process("a", "2", "");
     let _second = watch(&machine, "second", &["--heal", "no", "--follow", "no", "--interval", "1h"]);
     until("it is left alone, and why", || read_log(&machine, "second").contains("HealOff 0:127.0.0.1:web:a"));
-    until("it is told", || read_log(&machine, "second").contains("not followed"));
+    until("it is logged", || read_log(&machine, "second").contains("not followed"));
     assert_eq!(machine.effects(), ["start a 1", "stop a"]);
 }
 
@@ -111,7 +111,7 @@ fn follow_no_is_reported() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--follow", "no", "--interval", "1h"]);
-    until("it is told", || read_log(&machine, "watch.log").contains("FollowOff 0:127.0.0.1:web:a"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("FollowOff 0:127.0.0.1:web:a"));
     let status = get(address(&machine, "watch.log"), "/api/v1/status").json();
     assert!(
         status["source"]["not_followed"].as_str().is_some_and(|why| why.starts_with("FollowOff")),
@@ -130,7 +130,7 @@ fn a_rolled_back_process_waits_for_a_manifest_change() {
     let good = format!("rollout: {{batch: 1, soak: 1s, max_failures: 0, auto_rollback: true}}\n{good}");
     fs::write(&file, &good).expect("a file");
     let first = watch(&machine, "first", &["--interval", "1h"]);
-    until("it is told", || read_log(&machine, "first").contains("converged: 1 instance as wanted"));
+    until("it is logged", || read_log(&machine, "first").contains("converged: 1 instance as wanted"));
     let bad = good.replace("start a 1 >> effects; exec sleep 1000", "start a 2 >> effects; exit 3");
     let bad = bad.replace("start_check_secs: 0", "start_check_secs: 1, start_interval: 1, start_retries: 1");
     fs::write(&file, &bad).expect("a file");
@@ -156,7 +156,7 @@ fn a_rolled_back_process_waits_for_a_manifest_change() {
     until("nothing is left", || !machine.run(&["get", "holds"]).1.contains("RolledBack"));
 }
 
-/// What was under way when it was killed is in the history all the same.
+/// Steps in flight at a kill are in the history.
 #[test]
 fn a_killed_run_is_in_the_history() {
     let machine = Machine::new();
@@ -202,7 +202,7 @@ fn history_summaries_have_one_shape() {
     assert_eq!((numbers(&by_apply), numbers(&by_watch)), ([1, 0, 1, 0, 0], [1, 0, 1, 1, 0]));
 }
 
-/// The local system ends and another one comes up, at another address: whoever watches goes on there.
+/// The local system ends and another one starts at another address: a watch continues there.
 #[test]
 fn a_dead_local_system_is_restarted() {
     let machine = Machine::new();
@@ -210,7 +210,7 @@ fn a_dead_local_system_is_restarted() {
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("a runs", || running(&machine, &["a"]));
     let lock = || fs::read_to_string(machine.path(".abide-home/system.lock")).expect("a lock");
-    // It is empty for a moment when somebody takes it.
+    // The file is empty for a moment when a new system writes it.
     let serving = || lock().trim().parse::<u32>().ok();
     kill(serving().expect("a process"), "KILL");
     machine.process("b", "1", "");
@@ -226,19 +226,19 @@ fn a_dead_local_system_is_restarted() {
     assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1"]);
 }
 
-/// Each operation is told with the line of the field that asked for it.
+/// Each operation is logged with the line of the field that caused it.
 #[test]
 fn a_change_is_reported_with_its_source_line() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("it is told", || read_log(&machine, "watch.log").contains("converged: 1 instance as wanted"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("converged: 1 instance as wanted"));
     machine.process("a", "2", "");
     let text = fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
     let line = text.lines().position(|line| line.contains("start_cmd:")).expect("a line") + 1;
-    until("it is told", || read_log(&machine, "watch.log").contains(&format!("m/a.yaml:{line}:")));
+    until("it is logged", || read_log(&machine, "watch.log").contains(&format!("m/a.yaml:{line}:")));
     // Defaults are written elsewhere.
     fs::write(machine.path("m/d.yaml"), "apiVersion: abide/v1\nkind: Defaults\nspec:\n  env: {A: \"1\"}\n")
         .expect("a file");
-    until("it is told", || read_log(&machine, "watch.log").contains("m/d.yaml:4:"));
+    until("it is logged", || read_log(&machine, "watch.log").contains("m/d.yaml:4:"));
 }

@@ -31,7 +31,7 @@ fn one_execution_converges_and_planning_again_is_empty() {
             shown(&plan),
             drawn(world)
         );
-        // What was held still is, for the same reason: nobody touched it.
+        // A held instance is still held, for the same reason.
         let reasons = |plan: &Plan| -> BTreeMap<InstanceKey, HoldReason> {
             plan.held.iter().map(|held| (held.instance.clone(), held.reason)).collect()
         };
@@ -88,7 +88,7 @@ fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
             assert!(!held.contains(key), "both held and done: {}", line(step));
             assert!(
                 !world.rules.holds.manual.iter().any(|hold| hold.instance == *key),
-                "held by hand: {}",
+                "held by a person: {}",
                 line(step)
             );
             assert!(world.rules.holds.pauses.is_empty(), "paused: {}", line(step));
@@ -105,12 +105,12 @@ fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
                     let newer = format!("{}:web:{name}", key.host).parse().expect("a key");
                     let want = want.or_else(|| world.desired.instances.get(&newer));
                     let adopts = world.rules.adopt || want.is_some_and(|want| want.origin.adopt);
-                    assert!(adopts, "nobody owns it: {}", line(step));
+                    assert!(adopts, "it has no owner: {}", line(step));
                 }
             }
             if want.is_none() {
                 let moved = is_moved(step);
-                assert!(world.rules.prune || moved, "nobody asked to remove it: {}", line(step));
+                assert!(world.rules.prune || moved, "its removal was not requested: {}", line(step));
             }
         }
         for (key, want) in &world.desired.instances {

@@ -60,7 +60,7 @@ struct Inner {
     history: Vec<(Time, BTreeMap<InstanceKey, ObservedInstance>)>,
     /// Operations in flight, by the time of their effect; the last flag: no caller waits.
     pending: Vec<(Time, u64, Operation, bool)>,
-    /// Number of late or repeated effects.
+    /// Number of repeated or late effects.
     extra_effects: BTreeMap<InstanceKey, usize>,
     tasks: BTreeMap<u64, Vec<Row>>,
     stream: SimStream,
@@ -168,7 +168,7 @@ impl Sim {
         self.inner().tasks.len()
     }
 
-    /// Number of late or repeated effects, which no earlier observation could show.
+    /// Number of repeated or late effects, which no earlier observation could show.
     pub fn extra_effects(&self) -> BTreeMap<InstanceKey, usize> {
         self.inner().extra_effects.clone()
     }
