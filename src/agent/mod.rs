@@ -126,6 +126,20 @@ pub struct Supervisor {
     shared: Arc<AgentContext>,
 }
 
+/// The largest lease generation of each owner. A generation that no lease can have is dropped.
+async fn load_fences(store: &Embedded) -> Result<HashMap<String, u64>, Error> {
+    let mut fences: HashMap<String, u64> =
+        load_all::<u64>(store, keys::FENCE_PREFIX).await?.into_iter().collect();
+    fences.retain(|owner, generation| {
+        let is_valid = *generation <= MAX_GENERATION;
+        if !is_valid {
+            warn!(?owner, generation, "stored generation dropped: no lease can have it");
+        }
+        is_valid
+    });
+    Ok(fences)
+}
+
 impl Supervisor {
     /// Opens an agent's folder and takes over the processes that an earlier agent left running.
     pub async fn open(
@@ -159,15 +173,7 @@ impl Supervisor {
             check_interval,
         });
         reaper::start();
-        let mut fences: HashMap<String, u64> =
-            load_all::<u64>(&shared.store, keys::FENCE_PREFIX).await?.into_iter().collect();
-        fences.retain(|owner, generation| {
-            let is_valid = *generation <= MAX_GENERATION;
-            if !is_valid {
-                warn!(?owner, generation, "stored generation dropped: no lease can have it");
-            }
-            is_valid
-        });
+        let fences = load_fences(&shared.store).await?;
         let RecoveredState { states, mut pending } = recovery::recover(&shared).await?;
         // The gateway may send operations of an earlier agent again. One that ran is reported and not repeated; one that
         // had begun is resumed here.

@@ -14,12 +14,14 @@ use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use serde_json::Value;
 use tracing::info;
 
 use super::auth::{App, Authenticator, CallerIdentity, Credentials, bearer, body_credentials, identify};
 use super::decode::{describe_json_error, numeric_parameter, parameter, parse_body, with_query};
 use super::handlers::handle;
+use super::reply::{
+    ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, lines, unauthorized,
+};
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{FromAgent, Join};
@@ -165,8 +167,6 @@ async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, re
     response
 }
 
-type ErrorReply = (Box<Response>, String);
-
 async fn respond<S: Store>(
     shared: &MiddlewareState<S>,
     log: &mut RequestLog,
@@ -288,14 +288,6 @@ fn peer_of(parts: &Parts) -> std::net::IpAddr {
     parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())
 }
 
-fn error_reply(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> ErrorReply {
-    (Box::new(error_response(call, status, code, message)), message.to_owned())
-}
-
-fn unauthorized(call: ApiCall, message: &str) -> ErrorReply {
-    error_reply(call, StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message)
-}
-
 /// Logs wrong credentials, and delays the response by the peer's failures.
 async fn wrong_credentials(call: ApiCall, connection: Option<&Connection>, who: &str) -> ErrorReply {
     let verdict = match connection {
@@ -317,13 +309,6 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
         busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message);
     // An immediate answer closes the connection, so the next guess needs a new one.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    (response, message)
-}
-
-/// An error reply with `Retry-After`.
-fn busy(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> ErrorReply {
-    let (mut response, message) = error_reply(call, status, code, message);
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     (response, message)
 }
 
@@ -441,64 +426,4 @@ async fn agent<S: Store>(
     let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
     let acked = gateway.receive_messages(&session, messages, clock).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
-}
-
-fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
-    let (status, code, message) = match refusal {
-        ApiError::BadRequest(message) => (StatusCode::OK, EnvelopeCode::BAD_REQUEST, message.clone()),
-        ApiError::UnknownTask(message) => (StatusCode::OK, EnvelopeCode::UNKNOWN_TASK, message.clone()),
-        ApiError::NotQueued => {
-            (StatusCode::OK, EnvelopeCode::NOT_QUEUED, "the task is not queued yet: poll again".to_owned())
-        }
-        ApiError::NotAllowed(message) => (StatusCode::OK, EnvelopeCode::NOT_ALLOWED, message.clone()),
-        // Only Abide's own calls return these, and its clients read the HTTP status.
-        ApiError::Conflict(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
-        ApiError::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
-        ApiError::Busy(message) => {
-            (StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message.clone())
-        }
-        ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
-    };
-    error_reply(call, status, code, &message)
-}
-
-/// An error in the envelope format of GSE or JOB.
-fn error_response(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
-    let envelope = Envelope::<Value>::failed(code, message);
-    json(status, &if call.is_job() { envelope.as_job() } else { envelope })
-}
-
-fn envelope_response(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
-    json(status, &Envelope::<Value>::failed(code, message))
-}
-
-pub(super) fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
-    let mut response = Response::new(Body::from(serde_json::to_vec(value).unwrap_or_default()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-/// A streamed response of JSON lines.
-pub(super) fn lines(body: Body) -> Response {
-    let mut response = Response::new(body);
-    let kind = HeaderValue::from_static("application/x-ndjson");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-}
-
-#[cfg(test)]
-mod tests {
-    use axum::body::to_bytes;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_task_that_is_not_queued_yet_is_1000115() {
-        let (response, _) = api_error_reply(ApiCall::Sync, &ApiError::NotQueued);
-        assert_eq!(response.status(), StatusCode::OK);
-        let body = to_bytes(response.into_body(), 1000).await.expect("a body");
-        let envelope: Value = serde_json::from_slice(&body).expect("an envelope");
-        assert_eq!((&envelope["code"], &envelope["result"]), (&1_000_115.into(), &false.into()));
-    }
 }

@@ -39,6 +39,7 @@ mod openapi;
 mod operate;
 mod processes;
 mod registry;
+mod reply;
 mod report_limits;
 mod results;
 pub mod routes;

@@ -13,7 +13,7 @@ use self::output::LogPrinter;
 use self::reader::{LogEvent, LogReader, LogUpdate};
 use super::manual::InstanceArgs;
 use crate::backend::{Abide, AnyBackend, Backend};
-use crate::cli::args::parse_switch;
+use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::output::print::{Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
@@ -51,13 +51,13 @@ const MAX_LOGS: usize = 100;
 /// Updates that wait for the terminal. Readers wait above it.
 const MAX_QUEUED: usize = 64;
 
-fn parse_since(text: &str) -> Result<Time, String> {
+fn parse_since(text: &str) -> Result<Time, InvalidValue> {
     match (seconds(text), clock::read(text)) {
         (Some(secs), _) => {
             Ok(Time(now().0.saturating_sub(i64::try_from(secs).unwrap_or(i64::MAX).saturating_mul(1000))))
         }
         (None, Some(time)) => Ok(time),
-        (None, None) => Err("a duration such as 10m, or a time such as 2026-11-16T08:00:00Z".to_owned()),
+        (None, None) => Err(InvalidValue("a duration such as 10m, or a time such as 2026-11-16T08:00:00Z")),
     }
 }
 
