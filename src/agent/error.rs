@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::account::AccountError;
 use super::clone_exec;
 use super::exit_record::ExitRecordError;
+use super::log_writer::LogWriterError;
 use super::output::OutputError;
 use super::ownership::OwnershipError;
 use super::policy::PolicyRefusal;
@@ -46,6 +47,8 @@ pub enum LaunchError {
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
     Output(#[from] OutputError),
+    #[error(transparent)]
+    LogWriter(#[from] LogWriterError),
     #[error(transparent)]
     Record(#[from] ExitRecordError),
     #[error("env {name}: the value of the secret is not available")]

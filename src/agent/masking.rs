@@ -25,8 +25,20 @@ impl SecretTexts {
         self.0.iter().map(String::len).max().unwrap_or(0)
     }
 
+    /// Whole lines of output with secret texts replaced.
+    pub fn mask_lines(&self, output: &[u8]) -> String {
+        match self.0.is_empty() {
+            true => String::from_utf8_lossy(output).into_owned(),
+            false => String::from_utf8_lossy(&self.masked(output, 0)).into_owned(),
+        }
+    }
+
     /// The output from `start` on, with secret texts replaced, including one that begins before `start`.
     pub fn mask(&self, output: &[u8], start: usize) -> String {
+        String::from_utf8_lossy(&self.masked(output, start)).trim().to_owned()
+    }
+
+    fn masked(&self, output: &[u8], start: usize) -> Vec<u8> {
         let mut is_secret = vec![false; output.len()];
         for text in self.0.iter().map(String::as_bytes).filter(|text| text.len() <= output.len()) {
             for at in 0..=output.len() - text.len() {
@@ -43,7 +55,7 @@ impl SecretTexts {
                 true => {}
             }
         }
-        String::from_utf8_lossy(&shown).trim().to_owned()
+        shown
     }
 }
 

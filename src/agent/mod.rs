@@ -32,7 +32,8 @@
 //! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). An instance without limits
 //! and checks causes no periodic work. Orphaned descendants are reaped ([`reaper`]).
 //!
-//! Logs are read on request of the gateway ([`logs`]), by a task of their own: an operation that hangs does not delay them.
+//! The output of a foreground process goes to its log, by a log writer if the log is rotated ([`log_writer`]). Output of runs
+//! without a log is stored ([`run_output`]). Logs are read on request of the gateway ([`logs`]), by a task of their own: an operation that hangs does not delay them.
 //!
 //! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host [`policy`] bounds what a
 //! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
@@ -48,6 +49,7 @@ mod error;
 mod exit_record;
 mod health;
 mod instance;
+mod log_writer;
 mod logs;
 mod masking;
 mod meter;
@@ -63,6 +65,7 @@ mod process;
 mod reaper;
 mod recovery;
 mod restart_policy;
+mod run_output;
 mod sandbox;
 mod schedule;
 mod spawn;
@@ -84,6 +87,7 @@ use tracing::{info, warn};
 
 pub use channel::{JoinConfig, run};
 pub use checks::first_mismatch;
+pub use log_writer::run_if_named as run_log_writer_if_named;
 pub use policy::HostPolicy;
 pub use precheck::{RefusedInstance, refused_instances};
 
@@ -97,6 +101,7 @@ use self::permits::Permits;
 use self::pools::Pools;
 use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
 use self::recovery::{RecoveredState, Resumption};
+use self::run_output::RunOutputs;
 use self::state::{InstanceState, load_all, load_readable, result_key};
 use crate::agent_protocol::{AgentMessage, AgentOp, LogChunk, OpRequest, OpResult, ToAgent};
 use crate::clock;
@@ -155,6 +160,7 @@ impl Supervisor {
             .map_err(|error| Error::Unsafe(Arc::new(error)))?;
         let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let groups = Cgroups::under_own_cgroup(folder);
+        let outputs = RunOutputs::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let shared = Arc::new(AgentContext {
             store,
             up,
@@ -168,7 +174,7 @@ impl Supervisor {
             check_permits: Permits::new(MAX_CHECKS_PER_USER),
             groups,
             pools: Pools::default(),
-            logs: LogSources::default(),
+            logs: LogSources::new(outputs),
             policy,
             check_interval,
         });

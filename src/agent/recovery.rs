@@ -233,7 +233,7 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let group = shared.groups.of(&incarnation).map(|group| group.path());
-    state.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None });
+    state.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
@@ -261,7 +261,7 @@ fn resolve_one(
             state.ran = Some(intent.held.clone());
         }
         let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
-        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output: None });
+        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None });
         return None;
     }
     if resident {

@@ -3,7 +3,6 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +25,8 @@ use super::user_files::{self, PidFile, Rights};
 /// Destination of the output of a launch.
 pub enum Sink {
     Nowhere,
-    Memory(File),
+    /// An open file or pipe.
+    File(File),
     /// The log at its path; for a directory, NAME.log in it.
     Log(LogTarget),
 }
@@ -141,7 +141,7 @@ impl Launch {
         let null = null.map_err(LaunchError::Null)?;
         let output = match &self.output {
             Sink::Nowhere => None,
-            Sink::Memory(file) => Some(file.try_clone().map_err(OutputError)?),
+            Sink::File(file) => Some(file.try_clone().map_err(OutputError)?),
             Sink::Log(log) => Some(self.open_log(log)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
@@ -150,8 +150,8 @@ impl Launch {
 
     fn open_log(&self, log: &LogTarget) -> Result<File, LaunchError> {
         let file = self.rights.open_log(&log.path, &log.name)?;
-        if let Ok(meta) = file.metadata() {
-            let _ = log.start.set(LogStart { device: meta.dev(), inode: meta.ino(), length: meta.len() });
+        if let Some(start) = LogStart::of(&file) {
+            let _ = log.start.set(start);
         }
         Ok(file)
     }
@@ -315,7 +315,7 @@ pub async fn run(
         folder: folder.to_owned(),
         rights: rights.clone(),
         env: variables,
-        output: Sink::Memory(output.descriptor()?),
+        output: Sink::File(output.descriptor()?),
         record,
         pid_file: None,
         group,

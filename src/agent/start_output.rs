@@ -4,6 +4,8 @@
 //! had before the launch; without a log it is captured in memory. The output of a daemon is that of its start_cmd. Secrets
 //! are masked and control characters escaped, so that no output forges a line of a message.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -22,6 +24,13 @@ pub struct LogStart {
     pub device: u64,
     pub inode: u64,
     pub length: u64,
+}
+
+impl LogStart {
+    pub fn of(file: &File) -> Option<LogStart> {
+        let meta = file.metadata().ok()?;
+        Some(LogStart { device: meta.dev(), inode: meta.ino(), length: meta.len() })
+    }
 }
 
 /// The log of a launch. The launch sets `start` when it opens the log.

@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::Cgroup;
+use super::instance::PipeRecord;
 use super::process::{ProcessHandle, ProcessIdentity};
 use super::restart_policy::{Completion, Phase, RestartSeries};
 use crate::agent_protocol::{InstanceHistory, OpRequest, OpResult, OwnedSpec};
@@ -129,13 +130,24 @@ pub struct ProcessRun {
     /// Inode of the captured output that the process still has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<u64>,
+    /// The output pipe of the process, and its log writer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Box<PipeRecord>>,
 }
 
 impl ProcessRun {
     /// A run of a process that the agent did not launch itself.
     pub fn adopted(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
         let (identity, live) = (handle.identity.clone(), owned.clone());
-        ProcessRun { identity, live, by: None, incarnation: String::new(), group: None, output: None }
+        ProcessRun {
+            identity,
+            live,
+            by: None,
+            incarnation: String::new(),
+            group: None,
+            output: None,
+            log: None,
+        }
     }
 
     pub fn group(&self) -> Option<Cgroup> {

@@ -225,10 +225,7 @@ impl SpecWire {
 
     /// Refuses fields that the agent does not act on: a restriction must not be ignored silently.
     fn refuse_reserved(&self) -> Result<(), RequestError> {
-        let reserved = [
-            ("spec.log", self.log.as_ref().is_some_and(SpecSection::is_set)),
-            ("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set)),
-        ];
+        let reserved = [("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set))];
         match reserved.into_iter().find(|(_, is_set)| *is_set) {
             Some((field, _)) => Err(RequestError::new(field, "is not supported by this version")),
             None => Ok(()),

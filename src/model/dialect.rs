@@ -33,7 +33,7 @@ impl Dialect {
     }
 
     /// Fields of the syntax that no target acts on yet. An instance that sets one that changes its process is held.
-    pub const RESERVED: [Field; 2] = [Field::Log, Field::Limits];
+    pub const RESERVED: [Field; 1] = [Field::Limits];
 
     /// Whether the dialect can transmit the field.
     pub fn supports(self, field: Field) -> bool {

@@ -279,3 +279,51 @@ fn several_logs_are_printed_with_prefixes() {
     let refused = machine.command(&args).env("IT_SECRET", "s").output().expect("it runs");
     assert_eq!(refused.status.code(), Some(64), "{}", String::from_utf8_lossy(&refused.stderr));
 }
+
+/// A run without a log: one-shot (auto_type 2) or scheduled (0).
+fn run_spec(system: &System, name: &str, auto_type: u8, start: &str) -> Value {
+    let mut spec = system.spec(name, start);
+    spec["identity"].as_object_mut().expect("an object").remove("log_path");
+    spec["monitor_policy"]["auto_type"] = json!(auto_type);
+    spec["env"] = json!({"PASSWORD": {"value": "hunter2-hunter2", "secret": true}});
+    spec
+}
+
+#[test]
+fn output_of_runs_without_a_log_is_stored() {
+    let mut system = System::new();
+    let once = run_spec(&system, "once", 2, "echo began; echo with $PASSWORD; exit 3");
+    assert_eq!(system.operate("once", 0, &once).0, 0);
+    let expected = "began\nwith (secret)\n";
+    until("the run is stored", || read(&system.server, "once", "").as_deref() == Ok(expected));
+    let mut cycle = run_spec(&system, "cycle", 0, "date +%s%N >> runs; wc -l < runs");
+    cycle["job"] = json!({"cycle_time": 1});
+    assert_eq!(system.operate("cycle", 3, &cycle).0, 0);
+    let (_, mut follow) = open(&system.server, "cycle", "&follow=1");
+    follow_until(&mut follow, "1\n2\n");
+    // A run that ends while no agent runs.
+    let slow = run_spec(&system, "slow", 2, "echo first; sleep 1; echo last; touch ended");
+    assert_eq!(system.operate("slow", 0, &slow).0, 0);
+    system.kill_agent();
+    until("it has ended", || system.path("ended").exists());
+    system.start_agent();
+    until("it is known", || read(&system.server, "slow", "").as_deref() == Ok("first\nlast\n"));
+    assert_eq!(read(&system.server, "once", "&tail=1").as_deref(), Ok("with (secret)\n"));
+    assert_eq!(read(&system.server, "once", "&since=2099-01-01T00:00:00Z").as_deref(), Ok(""));
+    let (_, mut stream) = open(&system.server, "once", "");
+    assert!(stream.next().expect("a line")["run"].is_string(), "the start of the run");
+}
+
+#[test]
+fn output_of_a_failed_start_is_stored() {
+    let system = System::new();
+    let mut spec = run_spec(&system, "app", 1, "echo bind: Address already in use; exit 1");
+    spec["monitor_policy"]["start_check_secs"] = json!(5);
+    assert_ne!(system.operate("app", 0, &spec).0, 0);
+    let text = read(&system.server, "app", "").expect("a log");
+    assert_eq!(text, "bind: Address already in use\n");
+    let mut daemon = run_spec(&system, "daemon", 1, "echo no config; exit 2");
+    daemon["control"]["start_mode"] = json!("daemon");
+    assert_ne!(system.operate("daemon", 0, &daemon).0, 0);
+    assert_eq!(read(&system.server, "daemon", "").as_deref(), Ok("no config\n"));
+}

@@ -43,6 +43,7 @@ mod layering;
 mod listen;
 mod listeners;
 mod live_checks;
+mod log_writer;
 mod logs;
 mod manifest_loading;
 mod manifest_reloading;

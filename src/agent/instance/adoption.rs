@@ -76,6 +76,7 @@ impl InstanceTask {
             incarnation,
             group,
             output: None,
+            log: None,
         });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         self.state.message.clear();

@@ -14,13 +14,11 @@ use crate::agent::context::AgentContext;
 use crate::agent::environment::{environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
-use crate::agent::masking::SecretTexts;
-use crate::agent::output::{Output, OutputError};
 use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
 use crate::agent::sandbox::LaunchSandbox;
-use crate::agent::spawn::{CommandExit, Launch, Sink, SpecCommand};
-use crate::agent::start_output::{LogTarget, StartAttempt, last_lines};
+use crate::agent::spawn::{CommandExit, Launch, SpecCommand};
+use crate::agent::start_output::{StartAttempt, last_lines};
 use crate::agent::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent::user_files::{FileWork, Rights};
 use crate::agent_protocol::OwnedSpec;
@@ -61,7 +59,8 @@ impl InstanceTask {
         let resident = spec.monitor.auto_type == AutoType::Resident;
         match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
             StartMode::Foreground => {
-                let output = self.foreground_output(spec, &rights, env.secrets, captures && resident)?;
+                let captures = captures && resident;
+                let output = self.foreground_output(spec, launch_id, &rights, env.secrets, captures).await?;
                 let launch = Launch {
                     command,
                     folder: folder.to_owned(),
@@ -87,32 +86,6 @@ impl InstanceTask {
                 self.begin_daemon(spec, program, (launch_id, group)).await
             }
         }
-    }
-
-    /// The destination of the output of a foreground process.
-    fn foreground_output(
-        &mut self,
-        spec: &Spec,
-        rights: &Rights,
-        secrets: SecretTexts,
-        captures: bool,
-    ) -> Result<Sink, OpReply> {
-        let log = spec.identity.log_path.as_ref();
-        let log = log.map(|path| LogTarget::new(path, self.key.name.to_string()));
-        let wrong = |error: OutputError| failed(AgentError::from(LaunchError::from(error)));
-        let sink = match &log {
-            Some(log) => Sink::Log(log.clone()),
-            None if captures => {
-                let output = Output::new().map_err(wrong)?;
-                let descriptor = output.descriptor().map_err(wrong)?;
-                self.output = Some(output);
-                Sink::Memory(descriptor)
-            }
-            None => Sink::Nowhere,
-        };
-        let log = log.map(|log| (log, rights.clone()));
-        self.progress.attempt = captures.then(|| Box::new(StartAttempt { log, secrets }));
-        Ok(sink)
     }
 
     /// Runs a daemon's start_cmd, and claims the process that its pid file names, with proof.
@@ -144,9 +117,11 @@ impl InstanceTask {
             match ended {
                 CommandExit::Success => {}
                 CommandExit::Failure(code, output) => {
+                    self.store_failed_output(launch_id, &output);
                     return Err(failed(format!("start_cmd ended with {code}: {}", last_lines(&output))));
                 }
                 CommandExit::TimedOut(output) => {
+                    self.store_failed_output(launch_id, &output);
                     let (secs, output) = (time.as_secs(), last_lines(&output));
                     return Err(failed(format!("start_cmd timed out after {secs} s: {output}")));
                 }

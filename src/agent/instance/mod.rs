@@ -5,6 +5,7 @@
 //!
 //! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec, [`hooks`] the
 //!   one before a launch.
+//! - [`log_output`]: logs, log writers and stored output of foreground processes.
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
 //! - [`monitor`]: resource usage, health, version and files of a running process.
@@ -21,6 +22,7 @@ mod handover;
 mod history;
 mod hooks;
 mod launch;
+mod log_output;
 mod monitor;
 mod operations;
 mod report;
@@ -37,6 +39,8 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 pub use self::hooks::kill_leftovers;
+pub use self::log_output::PipeRecord;
+use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
 use super::checks::CheckResult;
 use super::context::AgentContext;
@@ -85,6 +89,7 @@ pub struct InstanceTask {
     monitors: Box<Monitors>,
     /// Captured output of start_cmd, which a daemon may still write to, or of a foreground process without a log.
     output: Option<Output>,
+    process_output: ProcessOutput,
     pub(super) progress: OperationProgress,
     pid_file: PidFileState,
     unwritten: UnwrittenState,
@@ -146,6 +151,8 @@ enum TimerEvent {
     TrimOutput,
     /// Retries a failed write of the state.
     Write,
+    /// Starts a log writer.
+    LogWriter,
 }
 
 /// An event that the task waits for.
@@ -153,6 +160,7 @@ enum TaskEvent {
     /// `None`: all senders are gone.
     Command(Option<InstanceCommand>),
     Exited(Option<i32>),
+    WriterExited,
     Checked(CheckResult),
     Timer(TimerEvent),
 }
@@ -198,6 +206,7 @@ impl InstanceTask {
             launches: LaunchSchedule { series, ..LaunchSchedule::default() },
             monitors,
             output,
+            process_output: ProcessOutput::default(),
             progress: OperationProgress::default(),
             pid_file: PidFileState::default(),
             unwritten: UnwrittenState::default(),
@@ -218,15 +227,21 @@ impl InstanceTask {
             Box::pin(self.handle_exit(None)).await;
         }
         Box::pin(self.relaunch_if_due()).await;
+        self.adopt_output();
         loop {
             self.plan_next_run();
             self.schedule_checks();
+            if self.uses_log_writer() {
+                Box::pin(self.maintain_log_writer()).await;
+            }
             let due = self.next_timer();
+            let writer = self.process_output.writer.as_ref();
             let (handle, check_task) = (self.handle.as_ref(), self.monitors.check_task.as_mut());
             let next = tokio::select! {
                 biased;
                 code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
                 command = commands.recv() => TaskEvent::Command(command),
+                _ = async { match writer { Some(writer) => writer.handle.wait_exit().await, None => pending().await } } => TaskEvent::WriterExited,
                 result = async { match check_task { Some(check_task) => check_task.await, None => pending().await } } => {
                     TaskEvent::Checked(result.unwrap_or_default())
                 }
@@ -239,6 +254,7 @@ impl InstanceTask {
                 TaskEvent::Command(None) => return,
                 TaskEvent::Command(Some(command)) => Box::pin(self.handle_command(command)).await,
                 TaskEvent::Exited(code) => Box::pin(self.handle_exit(code)).await,
+                TaskEvent::WriterExited => self.handle_writer_exit(),
                 TaskEvent::Checked(result) => self.apply_check_result(result),
                 TaskEvent::Timer(TimerEvent::Relaunch) => {
                     Box::pin(self.apply_restart_policy(RestartEvent::TimerFired)).await
@@ -246,6 +262,7 @@ impl InstanceTask {
                 TaskEvent::Timer(TimerEvent::ScheduledRun) => Box::pin(self.run_scheduled()).await,
                 TaskEvent::Timer(TimerEvent::Sample) => Box::pin(self.sample()).await,
                 TaskEvent::Timer(TimerEvent::Write) => self.write(None).await,
+                TaskEvent::Timer(TimerEvent::LogWriter) => self.process_output.retry_at = None,
                 TaskEvent::Timer(TimerEvent::Check) => self.start_checks(),
                 TaskEvent::Timer(TimerEvent::TrimOutput) => {
                     self.monitors.trim_at = None;
@@ -273,6 +290,7 @@ impl InstanceTask {
             (check_at, TimerEvent::Check),
             (trim_at, TimerEvent::TrimOutput),
             (&self.unwritten.retry_at, TimerEvent::Write),
+            (&self.process_output.retry_at, TimerEvent::LogWriter),
         ];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
         launch.into_iter().chain(others).min_by_key(|(at, _)| *at)

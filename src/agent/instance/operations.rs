@@ -130,7 +130,8 @@ impl InstanceTask {
         self.state.history.restarts += u64::from(by.is_none() && is_resident);
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
-        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output });
+        let log = self.process_output.record();
+        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();
@@ -175,12 +176,16 @@ impl InstanceTask {
         (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s{output}", time.as_secs()))
     }
 
-    /// The last lines of the output of a start that fails, for its message.
+    /// The last lines of the output of a start that fails, for its message. Captured output is stored.
     pub(super) async fn start_output(&mut self) -> String {
-        match self.progress.attempt.take() {
-            Some(attempt) => attempt.last_lines(self.output.as_ref()).await,
-            None => String::new(),
+        let Some(attempt) = self.progress.attempt.take() else { return String::new() };
+        // The log writer has yet to write the last lines.
+        self.process_output.drain().await;
+        if let (None, Some(output)) = (&attempt.log, &self.output) {
+            let launch_id = self.state.run.as_ref().map_or_else(fresh_id, |run| run.incarnation.clone());
+            self.store_failed_output(&launch_id, &output.tail(&attempt.secrets));
         }
+        attempt.last_lines(self.output.as_ref()).await
     }
 
     /// Restarts the process. `supervises`: a stopped process is started as well, and the process is supervised afterwards.

@@ -9,6 +9,7 @@ mod segments;
 mod since;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -20,9 +21,11 @@ use tokio::task::AbortHandle;
 use self::segments::{LogPart, LogPosition, Segment, SegmentId, start};
 use super::account::AccountError;
 use super::context::AgentContext;
+use super::masking::SecretTexts;
+use super::run_output::RunOutputs;
 use super::user_files::{FileWork, Rights, UserFileError};
 use crate::agent_protocol::{LogChunk, LogError, LogErrorReason, LogRead, LogReadFrom, LoggedRun};
-use crate::model::{InstanceKey, Spec};
+use crate::model::{AutoType, EnvValue, InstanceKey, Spec};
 
 /// Maximum reads in progress. Most of them wait for new lines.
 const MAX_READS: usize = 128;
@@ -34,13 +37,26 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const FIRST_POLL: Duration = Duration::from_millis(50);
 const LAST_POLL: Duration = Duration::from_millis(400);
 
-/// The spec that names the log of each instance: that of its process, or of its last launch.
+/// Where the log of each instance is: in the file of its spec (that of its process, or of its last launch), and in stored
+/// outputs.
 #[derive(Default)]
-pub struct LogSources(Mutex<HashMap<InstanceKey, Arc<Spec>>>);
+pub struct LogSources {
+    specs: Mutex<HashMap<InstanceKey, Arc<Spec>>>,
+    outputs: RunOutputs,
+}
 
 impl LogSources {
+    pub fn new(outputs: RunOutputs) -> LogSources {
+        LogSources { specs: Mutex::default(), outputs }
+    }
+
+    /// The stored outputs of runs.
+    pub fn outputs(&self) -> &RunOutputs {
+        &self.outputs
+    }
+
     fn specs(&self) -> MutexGuard<'_, HashMap<InstanceKey, Arc<Spec>>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.specs.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub fn set(&self, instance: &InstanceKey, spec: &Arc<Spec>) {
@@ -56,6 +72,7 @@ impl LogSources {
         if let Some(spec) = specs.remove(from) {
             specs.insert(to.clone(), spec);
         }
+        self.outputs.rename(from, to);
     }
 
     fn get(&self, instance: &InstanceKey) -> Option<Arc<Spec>> {
@@ -208,23 +225,28 @@ async fn read_once(
 ) -> Result<(LogChunk, Cursor), LogReadError> {
     let spec = shared.logs.get(instance).ok_or(LogReadError::Unknown)?;
     let rights = shared.rights_of(&spec)?;
+    let stored: Vec<(String, File)> = shared.logs.outputs.open_all(instance);
+    let secrets = if stored.is_empty() { SecretTexts::default() } else { secret_texts(&spec, &rights).await };
     let name = instance.name.to_string();
     let work = move |rights: &Rights| {
         let path = spec.identity.log_path.as_ref().map(PathBuf::from);
+        let is_resident = spec.monitor.auto_type == AutoType::Resident;
         let files = match &path {
             Some(path) => rights.open_log_files(path, &name)?,
             None => Vec::new(),
         };
         let files: Result<Vec<Segment>, _> = files.into_iter().rev().map(Segment::of_file).collect();
-        let (runs, files) = (LogPart::default(), LogPart::of(files?));
+        let stored: Result<Vec<Segment>, _> =
+            stored.into_iter().map(|(id, file)| Segment::of_run(id, file)).collect();
+        let (runs, files) = (LogPart::of(stored?), LogPart::of(files?));
         match path {
-            None if runs.is_empty() => return Err(LogReadError::NoLog),
+            None if runs.is_empty() && (!follows || is_resident) => return Err(LogReadError::NoLog),
             Some(path) if runs.is_empty() && files.is_empty() && !follows => {
                 return Err(LogReadError::Missing { path });
             }
             _ => {}
         }
-        read_parts(&runs, &files, from, max_bytes, follows)
+        read_parts(&runs, &files, from, max_bytes, follows, &secrets)
     };
     rights.run(FileWork::Logs, "read the log", work).await
 }
@@ -235,6 +257,7 @@ fn read_parts(
     from: ReadStart,
     max_bytes: usize,
     follows: bool,
+    secrets: &SecretTexts,
 ) -> Result<(LogChunk, Cursor), LogReadError> {
     let mut cursor = match from {
         ReadStart::Cursor(cursor) => cursor,
@@ -254,8 +277,37 @@ fn read_parts(
         SegmentId::Run(id) => Some(LoggedRun { started: run_start(id), first: lines.first }),
     };
     *(if run.is_some() { &mut cursor.runs } else { &mut cursor.files }) = Some(lines.next);
-    let text = String::from_utf8_lossy(&lines.bytes).into_owned();
+    let text = match run {
+        // Secrets are masked in captured output, and not in a log, which the process writes itself.
+        Some(_) => {
+            let mut text = secrets.mask_lines(&lines.bytes);
+            // The next run begins on a line of its own.
+            if !text.ends_with('\n') {
+                text.push('\n');
+            }
+            text
+        }
+        None => String::from_utf8_lossy(&lines.bytes).into_owned(),
+    };
     Ok((LogChunk { text, run, ..LogChunk::default() }, cursor))
+}
+
+/// The secret values of a spec's environment. A file that cannot be read now has none.
+async fn secret_texts(spec: &Spec, rights: &Rights) -> SecretTexts {
+    let mut secrets = SecretTexts::default();
+    let mut files = Vec::new();
+    for (name, value) in &spec.env {
+        match value {
+            EnvValue::Secret(secret) => secrets.add(secret.expose()),
+            EnvValue::File(path) => files.push((name.clone(), path.clone())),
+            EnvValue::Text(_) | EnvValue::Digest(_) => {}
+        }
+    }
+    if !files.is_empty() {
+        let values = rights.env_values(files).await.unwrap_or_default();
+        values.iter().for_each(|(_, value)| secrets.add(value));
+    }
+    secrets
 }
 
 /// The start of a run, which its id begins with, in milliseconds since 1970.

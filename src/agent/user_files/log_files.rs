@@ -10,7 +10,7 @@ use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
 use super::{Rights, UserFileError};
 
 /// Maximum rotated files that are read.
-pub const MAX_ROTATED: u32 = 100;
+pub const MAX_ROTATED: u32 = 1000;
 
 impl Rights {
     /// Opens the log at a path and its rotated files (PATH.1, PATH.2, …) for reading, newest first. For a directory, the
@@ -26,7 +26,7 @@ impl Rights {
 }
 
 fn open_log_files(path: &Path, name: &str, rule: WalkRule) -> Result<Vec<File>, FileError> {
-    let (folder, log) = match log_entry(path, name, rule) {
+    let (folder, log) = match log_entry(path, name, rule, false) {
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
         entry => entry?,
     };
@@ -55,9 +55,14 @@ fn open_log_files(path: &Path, name: &str, rule: WalkRule) -> Result<Vec<File>, 
     Ok(files)
 }
 
-/// The directory of a log, and its name in it.
-pub(super) fn log_entry(path: &Path, name: &str, rule: WalkRule) -> Result<(Folder, OsString), FileError> {
-    let (folder, last) = parent(path, rule, false)?;
+/// The directory of a log, and its name in it. `make`: creates missing directories.
+pub fn log_entry(
+    path: &Path,
+    name: &str,
+    rule: WalkRule,
+    make: bool,
+) -> Result<(Folder, OsString), FileError> {
+    let (folder, last) = parent(path, rule, make)?;
     let kind = folder.kind(&last)?.map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode));
     let inside = match kind {
         Some(rustix::fs::FileType::Directory) => Folder::walk(path, rule, false)?,

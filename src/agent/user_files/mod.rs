@@ -23,9 +23,10 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::env_file::EnvFileError;
+pub use self::log_files::log_entry;
 pub use self::pid_file::{PidEntry, PidFile};
-use self::walk::{FileAccess, Folder, parent};
-pub use self::walk::{FileError, WalkRule, locate};
+use self::walk::parent;
+pub use self::walk::{FileAccess, FileError, Folder, WalkRule, locate};
 use super::account::{Account, FileCredentials};
 use super::permits::Permits;
 use super::start_output::LogStart;

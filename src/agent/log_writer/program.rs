@@ -1,0 +1,193 @@
+//! Log writer program: reads the output of a process from a pipe, and writes it to a rotating log.
+//!
+//! It is this binary under another name ([`PROGRAM_NAME`]), with the ids of the process's user. It ends when no process can
+//! write to the pipe any more, or on SIGTERM after it has written what it has read. One writer at a time reads a pipe: a
+//! lock on the pipe makes a successor wait.
+
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+
+use super::queue::{OutputQueue, QueueItem};
+use super::rotating_log::{RotatingLog, RotationLimits};
+use crate::agent::user_files::WalkRule;
+
+/// The name by which the binary is a log writer.
+pub const PROGRAM_NAME: &str = "abide-log";
+/// The descriptor on which a writer reports that its log is open, or why not.
+pub const STATUS_FD: i32 = 3;
+/// The report of an open log.
+pub const OPENED: &str = "opened\n";
+
+/// Bytes of one read.
+const CHUNK: usize = 64 << 10;
+/// Interval between two attempts to write after an error.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const STACK: usize = 256 << 10;
+
+/// The argument of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriterConfig {
+    pub path: PathBuf,
+    /// Name of the process, for a path that is a directory.
+    pub name: String,
+    pub max_size: u64,
+    pub keep: u32,
+    /// The user is the agent's own: links of other users are not followed.
+    pub is_own: bool,
+}
+
+/// Runs the program if the binary was started under its name.
+pub fn run_if_named() -> Option<ExitCode> {
+    let mut args = std::env::args_os();
+    if args.next()? != PROGRAM_NAME {
+        return None;
+    }
+    let config = args.next().and_then(|text| serde_json::from_str(text.to_str()?).ok());
+    Some(match config.map(run) {
+        Some(Ok(())) => ExitCode::SUCCESS,
+        Some(Err(_)) | None => ExitCode::FAILURE,
+    })
+}
+
+fn run(config: WriterConfig) -> io::Result<()> {
+    let WriterConfig { path, name, max_size, keep, is_own } = config;
+    let rule = if is_own { WalkRule::Trusting(nix::unistd::geteuid().as_raw()) } else { WalkRule::Any };
+    let limits = RotationLimits { max_size: max_size.max(1), keep };
+    let opened = RotatingLog::open(&path, &name, rule, limits);
+    report(match &opened {
+        Ok(_) => OPENED.to_owned(),
+        Err(error) => error.to_string(),
+    });
+    let Ok(log) = opened else { return Err(io::ErrorKind::NotFound.into()) };
+    let pipe = io::stdin();
+    rustix::fs::flock(&pipe, rustix::fs::FlockOperation::LockExclusive)?;
+    let stop = stop_signal()?;
+    let queue = Arc::new(OutputQueue::default());
+    let output = Arc::clone(&queue);
+    let writer = std::thread::Builder::new().name("log".to_owned()).stack_size(STACK);
+    let writer = writer.spawn(move || write_all(&output, log))?;
+    read_all(pipe.as_fd(), &stop, &queue);
+    queue.close();
+    let _ = writer.join();
+    Ok(())
+}
+
+/// Reports the opened log, or why it cannot be opened, to the agent.
+fn report(text: String) {
+    // SAFETY: the agent passed this descriptor for the report, and nothing else uses it.
+    let status = unsafe { OwnedFd::from_raw_fd(STATUS_FD) };
+    let _ = rustix::io::write(&status, text.as_bytes());
+}
+
+/// A descriptor that is readable after SIGTERM, which no longer ends the program.
+fn stop_signal() -> io::Result<OwnedFd> {
+    // SAFETY: the signal set is a local variable, and the new descriptor has no other owner.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTERM);
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        match libc::signalfd(-1, &set, libc::SFD_CLOEXEC) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// Reads the pipe until its end, or until the program is told to stop.
+fn read_all(pipe: std::os::fd::BorrowedFd<'_>, stop: &OwnedFd, queue: &OutputQueue) {
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let mut polled = [PollFd::new(&pipe, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+            Ok(_) => {}
+        }
+        if polled[1].revents().contains(PollFlags::IN) {
+            return;
+        }
+        match rustix::io::read(pipe, &mut chunk[..]) {
+            Ok(0) => return,
+            Ok(count) => queue.push(&chunk[..count]),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Output that could not be written.
+#[derive(Default)]
+struct LostOutput {
+    bytes: u64,
+    reason: String,
+    /// When the next write is attempted.
+    retry_at: Option<Instant>,
+}
+
+impl LostOutput {
+    fn add(&mut self, bytes: u64, error: Option<io::Error>) {
+        self.bytes += bytes;
+        self.reason = error.map_or("the disk did not keep up".to_owned(), |error| error.to_string());
+    }
+}
+
+/// Writes the queue to the log. Output that cannot be written is dropped and counted, and the log says so once it can be
+/// written again.
+fn write_all(queue: &OutputQueue, mut log: RotatingLog) {
+    let mut lost = LostOutput::default();
+    while let Some(item) = queue.take() {
+        let bytes = match item {
+            QueueItem::Dropped(count) => {
+                lost.add(count, None);
+                continue;
+            }
+            QueueItem::Bytes(bytes) => bytes,
+        };
+        if lost.retry_at.is_some_and(|at| Instant::now() < at) {
+            lost.bytes += bytes.len() as u64;
+            continue;
+        }
+        let mut from = 0;
+        if lost.bytes > 0 {
+            // The rest of a line whose beginning is lost is not written.
+            from = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
+            lost.bytes += from as u64;
+            if from == bytes.len() || !note(&mut log, &mut lost) {
+                lost.bytes += (bytes.len() - from) as u64;
+                continue;
+            }
+        }
+        if let Err((written, error)) = log.append(&bytes[from..]) {
+            lost.add((bytes.len() - from - written) as u64, Some(error));
+            lost.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+        }
+    }
+    if lost.bytes > 0 {
+        note(&mut log, &mut lost);
+    }
+}
+
+/// Writes a line about lost output. False: it cannot be written either.
+fn note(log: &mut RotatingLog, lost: &mut LostOutput) -> bool {
+    let begin = if log.is_at_line_start() { "" } else { "\n" };
+    let line = format!("{begin}abide: {} bytes of output were dropped: {}\n", lost.bytes, lost.reason);
+    match log.append(line.as_bytes()) {
+        Ok(()) => {
+            *lost = LostOutput::default();
+            true
+        }
+        Err((_, error)) => {
+            lost.add(0, Some(error));
+            lost.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+            false
+        }
+    }
+}
