@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::gse::codes::EnvelopeCode;
-use crate::http::{CallError, TransportError};
+use crate::http::{CallError, TransportError, UnreadableResponse};
 use crate::model::{
     Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, SpecRevision, Step, Time,
 };
@@ -238,6 +238,9 @@ pub enum BackendError {
     /// No response was received: the call may have been executed.
     #[error("the target did not respond")]
     NoAnswer,
+    /// A response was received that does not show whether the call was executed.
+    #[error("{0}")]
+    Inconclusive(String),
     /// The target refused the call.
     #[error("the target refused the call: {0}")]
     Refused(#[source] Refusal),
@@ -281,12 +284,26 @@ impl RefusalReason {
             CallError::Refused { .. }
             | CallError::Unreachable(_)
             | CallError::Redirected { .. }
+            | CallError::Unreadable(_)
             | CallError::NoAnswer(_) => RefusalReason::Other,
         }
     }
 }
 
 impl BackendError {
+    /// Whether the call may have been executed.
+    pub fn may_have_run(&self) -> bool {
+        match self {
+            BackendError::NoAnswer | BackendError::Inconclusive(_) => true,
+            BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => false,
+        }
+    }
+
+    /// A response that cannot be read.
+    pub(crate) fn unreadable(response: &UnreadableResponse) -> BackendError {
+        BackendError::Inconclusive(format!("cannot read the answer of the target: {response}"))
+    }
+
     pub(crate) fn invalid_response(message: impl Into<String>) -> BackendError {
         BackendError::Refused(Refusal::new(RefusalReason::InvalidResponse, message))
     }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::client::ClientError;
-use super::error::{TransportError, was_canceled, was_not_sent};
+use super::error::{TransportError, UnreadableResponse, was_canceled, was_not_sent};
 use super::{ClientConfig, redirect};
 use crate::failpoint;
 
@@ -50,6 +50,9 @@ pub enum CallError {
     /// The request was sent and no complete response arrived: it may have run.
     #[error("no response from the server: {0}")]
     NoAnswer(#[source] TransportError),
+    /// A response arrived that is not of the expected form: the request may have run.
+    #[error("cannot read the answer of the server: {0}")]
+    Unreadable(#[source] UnreadableResponse),
     /// The server refused the call.
     #[error("the server refused the call: {message} ({})", number_shown(*status, *code))]
     Refused { status: u16, code: i64, message: String },
@@ -123,28 +126,61 @@ impl ApiClient {
             });
         }
         let status = response.status();
-        let bytes = response.bytes().await.map_err(|error| CallError::NoAnswer(error.into()))?;
+        let bytes = read_body(response).await?;
         if counts {
             failpoint::step(path);
         }
         let text = String::from_utf8_lossy(&bytes);
-        let Ok(envelope) = serde_json::from_str::<Envelope<'_>>(&text) else {
-            return Err(match status {
-                // An intermediary answered instead of the gateway.
-                status if status.is_success() => {
-                    CallError::NoAnswer("the response is not a GSE envelope".into())
-                }
-                status => {
-                    CallError::Refused { status: status.as_u16(), code: 0, message: status_reason(&status) }
-                }
-            });
-        };
+        let envelope: Envelope<'_> =
+            serde_json::from_str(&text).map_err(|error| not_an_envelope(status, &error, &bytes))?;
         if status == StatusCode::OK && envelope.result == Some(true) && envelope.code.unwrap_or(0) == 0 {
             return Ok(envelope.data.map_or("null", RawValue::get).to_owned());
         }
         let message =
             envelope.message.filter(|text| !text.is_empty()).unwrap_or_else(|| status_reason(&status));
         Err(CallError::Refused { status: status.as_u16(), code: envelope.code.unwrap_or(0), message })
+    }
+}
+
+/// Maximum bytes of a response.
+const MAX_RESPONSE: usize = 512 << 20;
+
+/// The whole body of a response. The beginning of one that ends early is part of the error.
+async fn read_body(mut response: reqwest::Response) -> Result<Vec<u8>, CallError> {
+    let status = response.status().as_u16();
+    let mut bytes = Vec::new();
+    loop {
+        match response.chunk().await {
+            Ok(Some(piece)) => bytes.extend_from_slice(&piece),
+            Ok(None) => return Ok(bytes),
+            Err(error) if bytes.is_empty() => return Err(CallError::NoAnswer(error.into())),
+            Err(error) => {
+                let why = format!("incomplete: {}", TransportError::from(error));
+                return Err(CallError::Unreadable(UnreadableResponse::new(status, &why, &bytes)));
+            }
+        }
+        if bytes.len() > MAX_RESPONSE {
+            return Err(CallError::Unreadable(UnreadableResponse::new(status, "too large", &bytes)));
+        }
+    }
+}
+
+/// Error of a response without an envelope: an intermediary answered instead of the gateway. Below 500 it refused the
+/// request; else the request may have run.
+fn not_an_envelope(status: StatusCode, error: &serde_json::Error, bytes: &[u8]) -> CallError {
+    let why = match error.classify() {
+        _ if bytes.is_empty() => "empty",
+        serde_json::error::Category::Eof => "JSON that ends early",
+        serde_json::error::Category::Data => "not a GSE envelope",
+        serde_json::error::Category::Syntax | serde_json::error::Category::Io => "not JSON",
+    };
+    let response = UnreadableResponse::new(status.as_u16(), why, bytes);
+    match status.is_client_error() {
+        true => {
+            let message = format!("{}: {response}", status_reason(&status));
+            CallError::Refused { status: status.as_u16(), code: 0, message }
+        }
+        false => CallError::Unreadable(response),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustls::AlertDescription;
 
 use crate::error_chain::{causes, chain};
+use crate::escape::visible;
 
 /// An error and its causes in one line.
 pub fn describe(error: &reqwest::Error) -> String {
@@ -51,6 +52,29 @@ impl PartialEq for TransportError {
 }
 
 impl Eq for TransportError {}
+
+/// A response of an unexpected form: its HTTP status, what is wrong with it, and its first characters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnreadableResponse(Box<str>);
+
+impl UnreadableResponse {
+    /// Characters of a response in a message.
+    const MAX_SHOWN: usize = 120;
+
+    pub fn new(status: u16, why: &str, bytes: &[u8]) -> UnreadableResponse {
+        // A character has at most four bytes.
+        let head = &bytes[..bytes.len().min(Self::MAX_SHOWN * 4)];
+        let text = String::from_utf8_lossy(head);
+        let shown: String = text.chars().take(Self::MAX_SHOWN).collect();
+        let more = if shown.len() < text.len() || head.len() < bytes.len() { "…" } else { "" };
+        // Quoted and escaped: a response may come from anyone.
+        let start = format!("\"{}\"{more}", visible(&shown));
+        let why = visible(&why.chars().take(Self::MAX_SHOWN).collect::<String>());
+        let text = format!("{why} (HTTP {status}, {} bytes: {start})", bytes.len());
+        UnreadableResponse(text.into())
+    }
+}
 
 /// A client setup that failed. Its outer layers carry no information.
 #[derive(Debug, thiserror::Error)]
@@ -115,4 +139,23 @@ fn describe_certificate_alert(alert: AlertDescription) -> String {
         _ => "the server rejected our client certificate",
     };
     format!("{why} (TLS alert {alert:?})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unreadable_response_is_quoted_in_part_and_on_one_line() {
+        let page = format!("<html>\r\n\u{1b}[2J{}</html>", "x".repeat(1000));
+        let text = UnreadableResponse::new(502, "not JSON", page.as_bytes()).to_string();
+        assert!(text.starts_with("not JSON (HTTP 502, 1019 bytes: \"<html>\\r\\n\\u{1b}[2Jxxx"), "{text}");
+        assert!(text.ends_with("xxx\"…)") && text.len() < 200, "{text}");
+        let empty = UnreadableResponse::new(200, "empty", b"").to_string();
+        assert_eq!(empty, "empty (HTTP 200, 0 bytes: \"\")");
+        // Cut inside a character, and not UTF-8 at all.
+        let odd = [b"\xff\xfe".as_slice(), "中".repeat(500).as_bytes()].concat();
+        let text = UnreadableResponse::new(200, &"w".repeat(5000), &odd).to_string();
+        assert!(text.len() < 1000 && text.contains("中…") || text.contains("中\"…"), "{text}");
+    }
 }

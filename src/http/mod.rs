@@ -25,7 +25,7 @@ pub use admission::{AdmittedRequest, BodyError, Budget, UnknownCallers, read_bod
 pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
 pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
-pub use error::{TransportError, describe};
+pub use error::{TransportError, UnreadableResponse, describe};
 pub use logins::LoginFailureAction;
 pub use overload::LimitedResource;
 pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};

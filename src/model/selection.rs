@@ -1,6 +1,6 @@
 //! Instance selection by namespace, label, host and name. An instance outside the selection is neither changed nor pruned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{HostKey, InstanceKey, Name, ProcessKey, Selector};
 
@@ -18,6 +18,11 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// The namespaces that the selection names, by themselves or in names of processes.
+    pub fn named_namespaces(&self) -> BTreeSet<Name> {
+        self.namespaces.iter().chain(self.include.iter().map(|process| &process.namespace)).cloned().collect()
+    }
+
     pub fn is_everything(&self) -> bool {
         *self == Selection::default()
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use crate::http::CallError;
+use crate::http::{CallError, UnreadableResponse};
 
 pub use any::AnyStore;
 pub use embedded::Embedded;
@@ -195,7 +195,7 @@ pub enum Error {
     Unreachable { url: String, source: CallError },
     /// A remote store sent a response that cannot be read.
     #[error("the store at {url}: invalid response: {source}")]
-    InvalidResponse { url: String, source: Arc<serde_json::Error> },
+    InvalidResponse { url: String, source: UnreadableResponse },
     /// A remote store authenticated the caller and refused the call.
     #[error("the store at {url}: {source}")]
     Refused { url: String, source: CallError },

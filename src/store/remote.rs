@@ -9,7 +9,7 @@ use crate::contract::{
     CompareItem, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept, StatePage,
     StateReleased, StateSlice, StoreRequest, TxnAnswer, WriteItem,
 };
-use crate::http::{ApiClient, CallError};
+use crate::http::{ApiClient, CallError, UnreadableResponse};
 
 #[derive(Clone)]
 pub struct Remote {
@@ -47,8 +47,10 @@ impl Remote {
             }
             error => Error::Unreachable { url: url(), source: error },
         })?;
-        serde_json::from_str(&text)
-            .map_err(|error| Error::InvalidResponse { url: url(), source: Arc::new(error) })
+        serde_json::from_str(&text).map_err(|error| {
+            let source = UnreadableResponse::new(200, &error.to_string(), text.as_bytes());
+            Error::InvalidResponse { url: url(), source }
+        })
     }
 
     async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<StatePage, Error> {

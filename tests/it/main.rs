@@ -86,6 +86,7 @@ mod store_durability;
 mod sync_status;
 mod unowned_processes;
 mod unowned_processes_property;
+mod unreadable_answers;
 mod unreadable_holds;
 mod upgrade;
 mod user_files;

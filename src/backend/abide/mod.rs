@@ -28,7 +28,7 @@ use super::{
 use crate::contract::FoundTask;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
-use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
+use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError, UnreadableResponse};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
 
 /// Timeout of one call.
@@ -188,6 +188,7 @@ impl From<CallError> for BackendError {
             CallError::NoAnswer(_) | CallError::Redirected { may_have_run: true, .. } => {
                 BackendError::NoAnswer
             }
+            CallError::Unreadable(response) => BackendError::unreadable(&response),
             CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why.into()),
             CallError::Refused { status, code, message } => {
                 let known = EnvelopeCode(code);
@@ -199,7 +200,10 @@ impl From<CallError> for BackendError {
                 match () {
                     () if status == 429 || busy.contains(&known) => BackendError::Busy(message),
                     // A proxy responded: whether the gateway executed the call is unknown.
-                    () if status >= 500 && (code == 0 || known.meaning().is_none()) => BackendError::NoAnswer,
+                    () if status >= 500 && (code == 0 || known.meaning().is_none()) => {
+                        let what = format!("the target failed: {message} (HTTP {status}, code {code})");
+                        BackendError::Inconclusive(what)
+                    }
                     () => BackendError::Refused(Refusal::new(reason, format!("{message} (code {code})"))),
                 }
             }
@@ -208,8 +212,10 @@ impl From<CallError> for BackendError {
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
-    serde_json::from_str(text)
-        .map_err(|error| BackendError::invalid_response(format!("invalid response: {error}")))
+    serde_json::from_str(text).map_err(|error| {
+        let response = UnreadableResponse::new(200, &error.to_string(), text.as_bytes());
+        BackendError::invalid_response(format!("invalid response: {response}"))
+    })
 }
 
 /// Percent-encodes a page key for a URL.
@@ -239,10 +245,9 @@ mod tests {
         assert_eq!(fault(200, EnvelopeCode::STORE_FAILED.0), BackendError::Busy("no".to_owned()));
         assert_eq!(fault(503, EnvelopeCode::CONCURRENCY_LIMITED.0), BackendError::Busy("no".to_owned()));
         assert_eq!(fault(429, 0), BackendError::Busy("no".to_owned()));
-        assert_eq!(
-            [fault(502, 0), fault(504, 17)],
-            [BackendError::NoAnswer, BackendError::NoAnswer],
-            "a proxy's word"
-        );
+        for (proxy, text) in [(fault(502, 0), "(HTTP 502, code 0)"), (fault(504, 17), "(HTTP 504, code 17)")]
+        {
+            assert!(proxy.may_have_run() && proxy.to_string().ends_with(text), "{proxy}");
+        }
     }
 }

@@ -93,7 +93,9 @@ impl Abide {
                     answered.extend(orders.iter().map(|order| answer(order, failed.clone())));
                     continue;
                 }
-                Err(fault @ (BackendError::NoAnswer | BackendError::Busy(_))) => return Err(fault),
+                Err(
+                    fault @ (BackendError::NoAnswer | BackendError::Inconclusive(_) | BackendError::Busy(_)),
+                ) => return Err(fault),
             };
             for order in orders {
                 let process = order.instance.process();

@@ -28,7 +28,7 @@ use super::{
 use crate::backoff::BackoffPolicy;
 use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
-use crate::http::{ApiEndpoint, CallError, ClientError};
+use crate::http::{ApiEndpoint, CallError, ClientError, UnreadableResponse};
 use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
 
 /// Attempts of a read-only call, and the first delay between them.
@@ -91,8 +91,10 @@ impl Platform {
     ) -> Result<T, CallError> {
         let text = self.line.ask(name, body).await?;
         // The call may have been executed although its response is invalid.
-        serde_json::from_str(&text)
-            .map_err(|error| CallError::NoAnswer(format!("invalid response: {error}").into()))
+        serde_json::from_str(&text).map_err(|error| {
+            let why = format!("`data` of {name}: {error}");
+            CallError::Unreadable(UnreadableResponse::new(200, &why, text.as_bytes()))
+        })
     }
 
     /// A read-only call, retried if no response was received.
@@ -103,12 +105,7 @@ impl Platform {
     ) -> Result<T, CallError> {
         for nth in 1..QUESTIONS {
             match self.ask(name, body.clone()).await {
-                Err(broken)
-                    if matches!(
-                        error_of_write(broken.clone()),
-                        BackendError::NoAnswer | BackendError::Unreachable(_)
-                    ) =>
-                {
+                Err(broken) if is_worth_a_retry(&error_of_write(broken.clone())) => {
                     tracing::info!(%name, %broken, "retrying");
                     tokio::time::sleep(RETRIES.after(nth)).await;
                 }
@@ -171,6 +168,10 @@ impl Platform {
             result => result,
         }
     }
+}
+
+fn is_worth_a_retry(error: &BackendError) -> bool {
+    error.may_have_run() || matches!(error, BackendError::Unreachable(_))
 }
 
 /// Response of a call.

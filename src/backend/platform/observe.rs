@@ -274,7 +274,7 @@ impl Platform {
     async fn look_once(&self, items: &[Item]) -> Result<BTreeMap<String, Row>, BackendError> {
         // A repeated query changes nothing.
         let mut sent = self.send(self.wire.ask(items)).await;
-        if sent.as_ref().is_err_and(|broken| error_of_query(broken.clone()) == BackendError::NoAnswer) {
+        if sent.as_ref().is_err_and(|broken| error_of_query(broken.clone()).may_have_run()) {
             sent = self.send(self.wire.ask(items)).await;
         }
         let id = match sent.map_err(error_of_query)? {
@@ -294,6 +294,7 @@ impl Platform {
                     refused @ BackendError::Refused(_) => return Err(refused),
                     // Lost or rate-limited: the query can be repeated.
                     fault @ (BackendError::NoAnswer
+                    | BackendError::Inconclusive(_)
                     | BackendError::Busy(_)
                     | BackendError::Unreachable(_)) => {
                         warn!(%fault, "retrying");

@@ -168,10 +168,12 @@ pub fn error_of_write(broken: CallError) -> BackendError {
     match &broken {
         CallError::Unreachable(why) => BackendError::Unreachable(why.clone()),
         CallError::NoAnswer(_) | CallError::Redirected { may_have_run: true, .. } => BackendError::NoAnswer,
+        CallError::Unreadable(response) => BackendError::unreadable(response),
         CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why.as_str().into()),
         CallError::Refused { .. } if is_busy(&broken) => BackendError::Busy(broken.to_string()),
-        CallError::Refused { status, code, .. } if *status >= 500 || *code == EnvelopeCode::NO_GSE.0 => {
-            BackendError::NoAnswer
+        CallError::Refused { status, code, message } if *status >= 500 || *code == EnvelopeCode::NO_GSE.0 => {
+            let what = format!("the target failed: {message} (HTTP {status}, code {code})");
+            BackendError::Inconclusive(what)
         }
         CallError::Refused { code: 0, message, status } => BackendError::Refused(Refusal::new(
             RefusalReason::of(&broken),

@@ -1,5 +1,7 @@
 //! `abide describe`: specs, facts, hold, changes and next action of one process.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use crate::cli::args::PlainForm;
@@ -31,8 +33,12 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
         Failure::new(Exit::Failed, message).hint("`abide get processes` lists them")
     };
     let live = args.target.connect(LocalStart::Never)?.ok_or_else(unknown)?;
+    let unknown = || match live.list_note() {
+        Some(note) => unknown().hint(note),
+        None => unknown(),
+    };
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
-        let rows = live.rows("&attempts=1").await?;
+        let rows = live.rows("&attempts=1", BTreeSet::from([args.process.namespace().clone()])).await?;
         let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
         let history: Vec<HistoryEntry> = history
             .unwrap_or_default()

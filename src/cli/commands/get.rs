@@ -48,6 +48,12 @@ pub struct GetArgs {
     pub watch: bool,
 }
 
+impl GetArgs {
+    fn lists_processes(&self) -> bool {
+        matches!(self.kind, Kind::Processes | Kind::Orphans | Kind::Hosts)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     Processes,
@@ -77,6 +83,10 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
     let declared = DeclaredProcesses::read(args, printer)?;
     let runtime = runtime()?;
     let live = args.target.connect(LocalStart::Never)?;
+    if let Some(note) = live.as_ref().and_then(ConnectedTarget::list_note).filter(|_| args.lists_processes())
+    {
+        printer.info(&note);
+    }
     let mut last = None;
     loop {
         let rows = match &live {
@@ -105,6 +115,7 @@ async fn rows(
     live: &ConnectedTarget,
 ) -> Result<Vec<Value>, Failure> {
     let selection = args.select.selection();
+    let namespaces = selection.named_namespaces();
     let is_meant = |row: &TargetProcess| {
         selection.is_everything() || selection.means(row.instance(), None, row.labels())
     };
@@ -112,7 +123,7 @@ async fn rows(
         Kind::Processes | Kind::Orphans => {
             // An instance whose first start failed is not registered: it is not an orphan.
             let attempts = if args.kind == Kind::Processes { "&attempts=1" } else { "" };
-            let all = live.rows(&format!("&brief=1{attempts}")).await?;
+            let all = live.rows(&format!("&brief=1{attempts}"), namespaces).await?;
             let meant = all.into_iter().filter(is_meant);
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).map(value).collect(),
@@ -129,7 +140,7 @@ async fn rows(
             }
         }
         Kind::Hosts => {
-            let all = live.hosts(&live.observe_all().await?).await?;
+            let all = live.hosts(&live.observe_with(namespaces).await?).await?;
             let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
             // A gateway of another version may omit the number.
             let counted = |row: HostEntry| HostEntry { processes: Some(row.processes.unwrap_or(0)), ..row };
@@ -143,7 +154,7 @@ async fn rows(
             let (holds, pauses) = live.restraints().await?;
             // A hold has no labels: those of its instance are compared.
             let seen = match &selection.labels {
-                Some(_) => live.observe_all().await?.instances,
+                Some(_) => live.observe_with(namespaces).await?.instances,
                 None => BTreeMap::new(),
             };
             let labels =

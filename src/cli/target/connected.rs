@@ -128,17 +128,29 @@ impl ConnectedTarget {
 
     /// Observes every instance of the target.
     pub async fn observe_all(&self) -> Result<Observed, Failure> {
-        let world = self.observe_for(&Desired::default(), Some(BTreeSet::new())).await?;
+        self.observe_with(BTreeSet::new()).await
+    }
+
+    /// The same. Platforms list single namespaces: those that are recorded, and `namespaces`.
+    pub async fn observe_with(&self, namespaces: BTreeSet<Name>) -> Result<Observed, Failure> {
+        let world = self.observe_for(&Desired::default(), Some(namespaces)).await?;
         Ok(world.observed)
     }
 
-    /// Every process of the target, as rows of the contract. An Abide gateway filters by `query`.
-    pub async fn rows(&self, query: &str) -> Result<Vec<TargetProcess>, Failure> {
+    /// What a reader has to know about the lists of this target.
+    pub fn list_note(&self) -> Option<String> {
+        let note = "JOB has no list of processes: only processes that Abide operated are known";
+        (self.backend.dialect() == Dialect::Job).then(|| format!("target {}: {note}", self.name))
+    }
+
+    /// Every process of the target, as rows of the contract. An Abide gateway filters by `query`; a platform is also asked
+    /// about `namespaces`.
+    pub async fn rows(&self, query: &str, namespaces: BTreeSet<Name>) -> Result<Vec<TargetProcess>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
             let rows = abide.rows(query).await.map_err(|fault| self.failure(&fault))?;
             return Ok(rows.into_iter().map(|row| TargetProcess::Gateway(Box::new(row))).collect());
         }
-        let observed = self.observe_all().await?;
+        let observed = self.observe_with(namespaces).await?;
         Ok(observed
             .instances
             .iter()

@@ -95,9 +95,18 @@ pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not mad
 struct Flight<'a> {
     /// `None`: the reply was lost, and the task is unknown.
     task: Option<Task>,
+    /// Why there is no task, if a response was received.
+    response: Option<String>,
     steps: HashMap<String, &'a Step>,
     begun: Instant,
     call: String,
+}
+
+impl Flight<'_> {
+    /// What happened to the reply, as the subject of a message.
+    fn lost_reply(&self) -> &str {
+        self.response.as_deref().unwrap_or("reply was lost")
+    }
 }
 
 type Chains<'c, 's> = BTreeMap<&'c InstanceKey, VecDeque<&'s Step>>;

@@ -181,16 +181,18 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     (StepOutcome::Failed, RUNS_ALREADY.to_owned())
                 }
                 Inference::Again => {
-                    (StepOutcome::Unknown, "reply was lost: the next observation decides".to_owned())
+                    (StepOutcome::Unknown, format!("{}: the next observation decides", flight.lost_reply()))
                 }
                 Inference::NotYet | Inference::Unknown if !is_last => continue,
                 Inference::NotYet if only.is_none() => {
-                    (StepOutcome::Failed, "reply was lost, and the operation did not take effect".to_owned())
+                    let message = format!("{}, and the operation did not take effect", flight.lost_reply());
+                    (StepOutcome::Failed, message)
                 }
-                Inference::NotYet | Inference::Unknown => (
-                    StepOutcome::Unknown,
-                    "no result was received, and the observed state does not show whether it ran".to_owned(),
-                ),
+                Inference::NotYet | Inference::Unknown => {
+                    let what = flight.response.as_deref().unwrap_or("no result was received");
+                    let message = format!("{what}, and the observed state does not show whether it ran");
+                    (StepOutcome::Unknown, message)
+                }
             };
             flight.steps.remove(&id);
             self.close(step, outcome, state, message, flight.begun, chains, ready);

@@ -72,7 +72,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 orders.iter().filter_map(|order| steps.remove_entry(&order.id)).collect();
             match result {
                 Ok(task) => {
-                    let mut flight = Flight { task: Some(task), steps, begun, call };
+                    let mut flight = Flight { task: Some(task), response: None, steps, begun, call };
                     // Some calls have their results in the reply.
                     if let Some(task) = flight.task.take() {
                         self.apply_statuses(&mut flight, task.answered.clone(), chains, ready);
@@ -87,16 +87,16 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                         self.skip_rest(chains, step);
                     }
                 }
-                Err(SendError::Fault(BackendError::NoAnswer)) if !self.backend.has_idempotency_keys() => {
-                    flights.push(Flight { task: None, steps, begun, call });
+                Err(SendError::Fault(fault))
+                    if fault.may_have_run() && !self.backend.has_idempotency_keys() =>
+                {
+                    let response = Some(fault).filter(|fault| *fault != BackendError::NoAnswer);
+                    let response = response.map(|fault| fault.to_string());
+                    flights.push(Flight { task: None, response, steps, begun, call });
                 }
                 Err(SendError::Fault(fault)) => {
-                    let outcome = match fault {
-                        BackendError::NoAnswer => StepOutcome::Unknown,
-                        BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => {
-                            StepOutcome::Failed
-                        }
-                    };
+                    let outcome =
+                        if fault.may_have_run() { StepOutcome::Unknown } else { StepOutcome::Failed };
                     for step in steps.into_values() {
                         self.end(step, outcome, RowState::Unreported, fault.to_string(), begun);
                         self.skip_rest(chains, step);
@@ -129,14 +129,14 @@ async fn submit<B: Backend, S: Store>(
         }
     };
     let mut attempts = 0;
-    // One of the attempts may have taken effect.
-    let mut in_doubt = false;
+    // An attempt that may have taken effect.
+    let mut in_doubt: Option<BackendError> = None;
     let sent = loop {
         attempts += 1;
         let is_retryable = |fault: &BackendError| match fault {
             BackendError::Unreachable(_) | BackendError::Busy(_) => true,
             // The idempotency key makes repeated calls take effect once.
-            BackendError::NoAnswer => backend.has_idempotency_keys(),
+            BackendError::NoAnswer | BackendError::Inconclusive(_) => backend.has_idempotency_keys(),
             BackendError::Refused(_) => false,
         };
         match in_time(terms.settings.deadline, backend.submit(&name, orders)).await {
@@ -145,11 +145,11 @@ async fn submit<B: Backend, S: Store>(
                     && attempts < MAX_ATTEMPTS
                     && Instant::now() < terms.settings.deadline =>
             {
-                in_doubt |= fault == BackendError::NoAnswer;
                 warn!(%fault, attempts, "call failed; retrying");
+                in_doubt = Some(fault).filter(BackendError::may_have_run).or(in_doubt);
                 tokio::time::sleep(RETRIES.after(attempts)).await;
             }
-            Err(_) if in_doubt => break Err(BackendError::NoAnswer),
+            Err(fault) => break Err(in_doubt.filter(|_| !fault.may_have_run()).unwrap_or(fault)),
             sent => break sent,
         }
     };

@@ -1,6 +1,6 @@
 //! Reports of an apply: text, JSON, Markdown and JUnit.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Hea
     if unhealthy.is_empty() {
         return;
     }
-    let rows = live.rows("&brief=1").await.unwrap_or_default();
+    let rows = live.rows("&brief=1", BTreeSet::new()).await.unwrap_or_default();
     let by_instance: HashMap<String, &TargetProcess> =
         rows.iter().map(|row| (row.instance().to_string(), row)).collect();
     for (instance, health, why) in unhealthy {

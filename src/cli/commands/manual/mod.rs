@@ -12,7 +12,7 @@ use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::target::{ConnectedTarget, TargetArgs};
 use crate::clock::{self, now};
 use crate::engine::manual;
-use crate::model::{InstanceKey, KeyError, ProcessKey, Time, glob, seconds};
+use crate::model::{InstanceKey, KeyError, Name, ProcessKey, Time, glob, seconds};
 use crate::observe::Observation;
 
 /// Selection of instances, by name or by selector.
@@ -40,6 +40,12 @@ impl InstanceArgs {
 pub struct InstanceSelector {
     process: ProcessKey,
     host: Option<String>,
+}
+
+impl InstanceSelector {
+    pub fn namespace(&self) -> &Name {
+        &self.process.namespace
+    }
 }
 
 impl std::str::FromStr for InstanceSelector {
