@@ -9,6 +9,7 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::auth::App;
+use super::batch::{Operations, RawJobBody, RawOperations, RejectedItem};
 use super::decode::{numeric_parameter, parameter, parse_body};
 use super::logs::LogQuery;
 use super::metrics::Gauges;
@@ -21,10 +22,10 @@ use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, openapi};
 use crate::clock;
 use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
-use crate::gse::codes::RowCode;
-use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
+use crate::gse::JobApi;
+use crate::gse::codes::{GseOp, RowCode};
+use crate::gse::request::{JobTaskQuery, ProcRequest, TaskQuery};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
-use crate::gse::{JobApi, JobBody};
 use crate::http::{Connection, end_on_revocation};
 use crate::model::InstanceKey;
 use crate::store::Store;
@@ -225,10 +226,20 @@ fn allowed(app: &App, request: &ProcRequest) -> Result<(), ApiError> {
     }
 }
 
-/// Only version 1 operations fall back on the registered spec.
+/// The same for items that are not carried out: their rows are part of the task.
+fn allowed_rejected(app: &App, rejected: &[RejectedItem]) -> Result<(), ApiError> {
+    let foreign = |item: &&RejectedItem| !item.namespace.is_empty() && !app.may_touch(&item.namespace);
+    match rejected.iter().find(foreign) {
+        Some(item) => Err(not_allowed(app, &item.namespace)),
+        None => Ok(()),
+    }
+}
+
+/// Only version 1 operations fall back on the registered spec; a live check may mean a process by its name.
 fn has_spec(request: &ProcRequest) -> Result<(), ApiError> {
     match request.spec {
         Some(_) => Ok(()),
+        None if request.op_type == Some(GseOp::Status.code()) => Ok(()),
         None => Err(ApiError::BadRequest("spec is missing".to_owned())),
     }
 }
@@ -263,7 +274,9 @@ async fn operate<S: Store>(
     if second {
         has_spec(&request)?;
     }
-    let task_id = gateway.operate(&[request], caller).await?;
+    request.usable_targets()?;
+    let operations = Operations { requests: vec![request], rejected: Vec::new() };
+    let task_id = gateway.operate(operations, caller).await?;
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
@@ -274,10 +287,12 @@ async fn operate_multi<S: Store>(
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    let requests = parse_body::<MultiRequest>(body)?.proc_operate_req;
-    requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
-    log.what = format!("{} requests", requests.len());
-    let task_id = gateway.operate(&requests, caller).await?;
+    let operations = parse_body::<RawOperations>(body)?.read();
+    operations.requests.iter().try_for_each(|one| allowed(app, one))?;
+    allowed_rejected(app, &operations.rejected)?;
+    log.what = format!("{} requests", operations.requests.len());
+    log.refused = operations.rejected.len();
+    let task_id = gateway.operate(operations, caller).await?;
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
@@ -304,14 +319,16 @@ async fn job<S: Store>(
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    let body: JobBody = parse_body(body)?;
+    let (body, rejected) = parse_body::<RawJobBody>(body)?.read(api)?;
+    allowed_rejected(app, &rejected)?;
+    log.refused = rejected.len();
     let (subjects, _) = body.places(api);
     log.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
         return Err(not_allowed(app, subject.key.namespace.as_str()));
     }
     let may = |namespace: &str| app.may_touch(namespace);
-    let bk_gse_taskid = gateway.operate_job(&body, api, caller, &may).await?;
+    let bk_gse_taskid = gateway.operate_job((&body, rejected), api, caller, &may).await?;
     Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
 }
 

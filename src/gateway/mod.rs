@@ -22,6 +22,7 @@
 //! generation is valid only while the writer lease of its owner holds it.
 
 pub mod auth;
+mod batch;
 mod channel;
 mod deadlines;
 mod decode;

@@ -1,21 +1,21 @@
 //! Operation calls: all forms of operate_proc, JOB's two calls, and rename. Each creates a task.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::auth::short_digest;
+use super::batch::{Operations, RejectedItem, reject_repeated};
 use super::identity::{OpenStarts, identity_conflict_message};
 use super::registry::{CONTENDED, MAX_ATTEMPTS, owned_spec};
-use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, TaskItem, instance};
+use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, Submission, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, OwnedSpec};
 use crate::clock;
 use crate::contract::FoundTask;
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
 use crate::gse::keys as result_keys;
-use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
@@ -30,25 +30,24 @@ struct StoredResponse {
 
 impl<S: Store> Gateway<S> {
     /// operate_proc, operate_proc_v2 and operate_proc_multi. Returns the task id.
-    pub async fn operate(&self, requests: &[ProcRequest], caller: &Caller) -> Result<String, ApiError> {
-        if requests.is_empty() {
+    pub async fn operate(&self, operations: Operations, caller: &Caller) -> Result<String, ApiError> {
+        let Operations { requests, mut rejected } = operations;
+        if requests.is_empty() && rejected.is_empty() {
             return Err(ApiError::BadRequest("proc_operate_req is missing".to_owned()));
         }
         let mut items = Vec::new();
-        let mut seen = HashSet::new();
-        for request in requests {
-            let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
+        for request in &requests {
+            let (process, targets, written) =
+                (request.process()?, request.read_targets()?, request.written());
+            let (namespace, name) = (process.namespace.as_str(), process.name.as_str());
+            let invalid = targets.invalid.iter();
+            rejected.extend(invalid.map(|invalid| RejectedItem::of_host(invalid, namespace, name)));
             let code =
                 request.op_type.ok_or_else(|| ApiError::BadRequest("op_type is missing".to_owned()))?;
             let op = GseOp::from_code(code);
-            let sent = request.spec()?.map(|spec| owned_spec(spec, caller));
-            for host in hosts {
+            let sent = request.spec_of_op(op)?.map(|spec| owned_spec(spec, caller));
+            for host in targets.hosts {
                 let instance = instance(&process, &host.key);
-                if !seen.insert(instance.clone()) {
-                    let twice =
-                        format!("the call names {instance} twice: both would have the same result row");
-                    return Err(ApiError::BadRequest(twice));
-                }
                 let held = match &sent {
                     Some(held) => Some(self.with_current_owner(&instance, held.clone()).await?),
                     None => self.record(&instance).await?.map(|record| record.given),
@@ -77,46 +76,34 @@ impl<S: Store> Gateway<S> {
                 items.push(TaskItem { written, takes: request.takes.clone(), ..item });
             }
         }
-        self.submit(items, caller).await
+        reject_repeated(&mut items, &mut rejected);
+        self.submit(Submission { items, rejected }, caller).await
     }
 
     /// manage_proc and operate_process. A registered identity selects its instance, regardless of the name in the call.
     pub async fn operate_job(
         &self,
-        body: &JobBody,
+        (body, mut rejected): (&JobBody, Vec<RejectedItem>),
         api: JobApi,
         caller: &Caller,
         may: NamespaceFilter<'_>,
     ) -> Result<String, ApiError> {
-        body.check(api)?;
         let code = body.op_type.ok_or_else(|| ApiError::BadRequest("op_type is missing".to_owned()))?;
         let op = match api {
             JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
             JobApi::OperateProcess => GseOp::from_code(code),
         };
-        let (subjects, notes) = body.places(api);
-        if subjects.is_empty() {
-            let why = notes.first().map_or(String::new(), |note| format!(": {note}"));
-            return Err(ApiError::BadRequest(format!("process_infos contains no process{why}")));
-        }
+        let (subjects, _) = body.places(api);
         let mut items = Vec::new();
         let starts = OpenStarts::default();
-        let mut taken = HashSet::new();
         let mut named: HashMap<InstanceKey, String> = HashMap::new();
         for Subject { key, hosts, spec, .. } in subjects {
-            if hosts.is_empty() {
-                return Err(ApiError::BadRequest(format!(
-                    "ip_list of {} is missing",
-                    spec.identity.proc_name
-                )));
-            }
             let held = owned_spec(spec, caller);
             for host in hosts {
                 let row = result_keys::job(&host.key, &held.spec);
-                if !taken.insert(row.clone()) {
-                    return Err(ApiError::BadRequest(format!(
-                        "two processes would have the result key {row:?}: send two calls"
-                    )));
+                if held.spec.identity.setup_path.is_empty() && op == Some(GseOp::Status) {
+                    items.push(self.named_live_check(instance(&key, &host.key), row, caller).await?);
+                    continue;
                 }
                 let process = match self.process_of_identity(&host, &held.spec).await? {
                     Some(process)
@@ -139,10 +126,27 @@ impl<S: Store> Gateway<S> {
                 let instance = instance(&process, &host.key);
                 named.insert(instance.clone(), held.spec.identity.index_key());
                 let held = Some(self.with_current_owner(&instance, held.clone()).await?);
-                items.push(task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller));
+                let item = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
+                items.push(TaskItem { job_key: Some(row), ..item });
             }
         }
-        self.submit(items, caller).await
+        reject_repeated(&mut items, &mut rejected);
+        self.submit(Submission { items, rejected }, caller).await
+    }
+
+    /// A live check of the process with this name.
+    async fn named_live_check(
+        &self,
+        instance: InstanceKey,
+        row: String,
+        caller: &Caller,
+    ) -> Result<TaskItem, ApiError> {
+        let record = self.record(&instance).await?;
+        let message = format!("setup_path is empty, and no process {} is registered", instance.process());
+        let refused = record.is_none().then(|| ItemResult::new(RowCode::COMMAND_FAILED, message));
+        let (supplier, held) = record.map_or((None, None), |record| (record.supplier, Some(record.given)));
+        let item = task_item(Some(AgentOp::from(GseOp::Status)), instance, supplier, held, refused, caller);
+        Ok(TaskItem { job_key: Some(row), ..item })
     }
 
     /// A free process name: JOB identifies a process by its path, so two paths with one name are two instances.
@@ -199,21 +203,23 @@ impl<S: Store> Gateway<S> {
         };
         let refused = held.is_none().then(|| ItemResult::new(RowCode::COMMAND_FAILED, why));
         let items = vec![task_item(Some(AgentOp::Rename { from }), to, supplier, held, refused, caller)];
-        self.submit(items, caller).await
+        self.submit(Submission { items, rejected: Vec::new() }, caller).await
     }
 
     /// Checks identities and the lease, then creates the task. A repeated call returns its existing task.
-    async fn submit(&self, items: Vec<TaskItem>, caller: &Caller) -> Result<String, ApiError> {
-        if items.len() as u64 >= MAX_ROWS {
-            return Err(ApiError::BadRequest(format!("too many instances in one call: {}", items.len())));
+    async fn submit(&self, submission: Submission, caller: &Caller) -> Result<String, ApiError> {
+        let many = submission.items.len() + submission.rejected.len();
+        if many as u64 >= MAX_ROWS {
+            return Err(ApiError::BadRequest(format!("too many instances in one call: {many}")));
         }
         for _ in 0..MAX_ATTEMPTS {
             if let Some(answer) = self.stored_response(caller).await? {
                 return serde_json::from_value(answer).map_err(ApiError::from);
             }
             // Evaluated for each attempt: a concurrent call may have changed the compared entries.
-            let mut items = items.clone();
-            let identities = self.claim_identities(&mut items, caller).await?;
+            let mut submission = submission.clone();
+            let items = &mut submission.items;
+            let identities = self.claim_identities(items, caller).await?;
             let (fence, refused) = self.fence(caller).await?;
             let is_fenced = refused.is_some();
             for item in items.iter_mut().filter(|item| item.refused.is_none()) {
@@ -224,7 +230,7 @@ impl<S: Store> Gateway<S> {
                 true => Ok(Txn::default()),
                 false => Ok(fence.clone().and(identities.clone()).and(self.response_txn(caller, &id)?)),
             };
-            if let Some(id) = self.begin(&items, &with).await? {
+            if let Some(id) = self.begin(&submission, &with).await? {
                 return Ok(id);
             }
         }
@@ -335,6 +341,7 @@ fn task_item(
         refused,
         written: None,
         takes: None,
+        job_key: None,
         supervises,
     }
 }

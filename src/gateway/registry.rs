@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tracing::error;
 
+use super::batch::RejectedItem;
 use super::identity::{IdentityOwner, OpenStarts, identity_conflict_message};
 use super::secrets::secret_history;
 use super::tasks::instance;
@@ -67,7 +68,10 @@ impl<S: Store> Gateway<S> {
         request: &ProcRequest,
         caller: &Caller,
     ) -> Result<Rows, ApiError> {
-        let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
+        let (process, targets, written) = (request.process()?, request.usable_targets()?, request.written());
+        let (namespace, name) = (process.namespace.as_str(), process.name.as_str());
+        let invalid = targets.invalid.iter().map(|invalid| RejectedItem::of_host(invalid, namespace, name));
+        let invalid: Rows = invalid.map(|item| (item.v1.clone(), item.row())).collect();
         let given = request.spec()?.map(|spec| owned_spec(spec, caller));
         if given.is_none() && call != RegistryCall::Unregister {
             return Err(ApiError::BadRequest("spec is missing".to_owned()));
@@ -76,11 +80,11 @@ impl<S: Store> Gateway<S> {
             if let Some(answer) = self.stored_response(caller).await? {
                 return Ok(serde_json::from_value(answer)?);
             }
-            let mut rows = Rows::new();
+            let mut rows = invalid.clone();
             let mut txn = Txn::default();
             let starts = OpenStarts::default();
             let mut pushes: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
-            for host in &hosts {
+            for host in &targets.hosts {
                 let row_key =
                     result_keys::v1(host, &process).unwrap_or_else(|| result_keys::v2(&host.key, &process));
                 let row_key = result_keys::as_written(row_key, &host.key, written.get(&host.key));

@@ -35,6 +35,13 @@ impl<S: Store> Gateway<S> {
             };
             rows.insert(result_keys::as_written(key, &host.key, item.written.as_ref()), task.row(nth));
         }
+        for rejected in &task.rejected {
+            let key = match form {
+                KeyForm::V1 => &rejected.v1,
+                KeyForm::V2 => &rejected.v2,
+            };
+            rows.entry(key.clone()).or_insert_with(|| rejected.row());
+        }
         Ok(rows)
     }
 
@@ -43,12 +50,16 @@ impl<S: Store> Gateway<S> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
         for (nth, item) in task.items.iter().enumerate() {
-            let Some(held) = &item.held else { continue };
+            let held = || item.held.as_ref().map(|held| result_keys::job(&item.instance.host, &held.spec));
+            let Some(key) = item.job_key.clone().or_else(held) else { continue };
             let mut row = task.row(nth);
             if let Value::String(text) = &row.content {
                 row.content = serde_json::from_str(text).unwrap_or(Value::Null);
             }
-            rows.insert(result_keys::job(&item.instance.host, &held.spec), row);
+            rows.insert(key, row);
+        }
+        for rejected in &task.rejected {
+            rows.entry(rejected.key().to_owned()).or_insert_with(|| rejected.row());
         }
         let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
         // 0: something is still running; 1: all rows are final.
@@ -63,7 +74,13 @@ impl<S: Store> Gateway<S> {
             Some(task) => task,
             None => self.load(id).await?.ok_or_else(unknown)?,
         };
-        if !task.items.iter().all(|item| may(item.instance.namespace.as_str())) {
+        let named = task.rejected.iter().map(|rejected| rejected.namespace.as_str());
+        let mut namespaces = task
+            .items
+            .iter()
+            .map(|item| item.instance.namespace.as_str())
+            .chain(named.filter(|name| !name.is_empty()));
+        if !namespaces.all(may) {
             return Err(unknown());
         }
         if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(ApiError::NotQueued) }
@@ -90,12 +107,13 @@ impl<S: Store> Gateway<S> {
                 ItemState::Waiting | ItemState::Sent => None,
             });
             let codes: Vec<i64> = done.collect();
-            let failed = codes.iter().filter(|code| **code != 0).count();
+            let rejected = task.rejected.len();
+            let failed = codes.iter().filter(|code| **code != 0).count() + rejected;
             tasks.push(TaskEntry {
                 id: task.id.clone(),
                 begun: task.begun,
-                rows: rows.len(),
-                done: codes.len(),
+                rows: rows.len() + rejected,
+                done: codes.len() + rejected,
                 failed,
             });
         }

@@ -12,12 +12,12 @@ use super::{ApiError, Caller, Gateway, readable};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
-use crate::gse::request::ProcRequest;
+use crate::gse::request::{InvalidHost, ProcRequest, Targets};
 use crate::gse::response::{
     AgentState, AgentStatus, GroupData, GroupHost, GroupInfo, GroupMeta, HostAddress, Row, Rows, StatusData,
     StatusHost, StatusMeta, StatusRow,
 };
-use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
+use crate::model::{HostKey, InstanceKey, Name, Percent, ProcessKey, SpecRevision};
 use crate::store::{Entry, Outcome, Store, Txn, keys};
 
 /// Maximum rows per page.
@@ -32,9 +32,10 @@ const AGENT_UNKNOWN: i64 = -1;
 impl<S: Store> Gateway<S> {
     /// get_proc_status, in both versions; the second has additional fields.
     pub async fn status(&self, request: &ProcRequest, second: bool) -> Result<StatusData, ApiError> {
-        let (process, hosts) = (request.process()?, request.targets()?);
-        let mut proc_infos = Vec::new();
-        for host in hosts {
+        let (process, targets) = (request.process()?, request.usable_targets()?);
+        let mut proc_infos: Vec<StatusRow> =
+            targets.invalid.iter().map(|invalid| invalid_row(invalid, &process)).collect();
+        for host in targets.hosts {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&keys::registration(&key)).await?;
             if let Some(entry) = entry {
@@ -77,11 +78,16 @@ impl<S: Store> Gateway<S> {
         let groups =
             groups.ok_or_else(|| ApiError::BadRequest("spec.process_group is missing".to_owned()))?;
         check_groups(groups)?;
-        let (hosts, written) = (request.targets()?, request.written());
+        let (Targets { hosts, invalid }, written) = (request.usable_targets()?, request.written());
+        let invalid = invalid.iter().map(|invalid| {
+            let row = Row::new(RowCode::BAD_ITEM, invalid.error.to_string());
+            (format!("{}:{namespace}", invalid.written.v1), row)
+        });
+        let invalid: Rows = invalid.collect();
         let rows = 'written: {
             for _ in 0..MAX_ATTEMPTS {
                 let (mut txn, fenced) = self.fence(caller).await?;
-                let mut rows = Rows::new();
+                let mut rows = invalid.clone();
                 for host in &hosts {
                     let key = result_keys::v1_namespace(host, namespace.as_str())
                         .unwrap_or_else(|| format!("{}:{namespace}", host.key));
@@ -118,7 +124,8 @@ impl<S: Store> Gateway<S> {
         let name = request.meta.name.as_deref().unwrap_or_default();
         let labels = request.meta.labels.iter().flatten();
         let mut infos = Vec::new();
-        for host in request.targets()? {
+        // The answer has no place for the error of a host: one that cannot be used has no groups.
+        for host in request.usable_targets()?.hosts {
             let Some(entry) = self.store.get(&keys::group(namespace.as_str(), &host.key)).await? else {
                 continue;
             };
@@ -144,12 +151,19 @@ impl<S: Store> Gateway<S> {
             let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
             AgentState { bk_agent_id: host_text(host), status_code, version: alive.unwrap_or_default() }
         };
-        Ok(request.targets()?.iter().map(|host| state(&host.key)).collect())
+        let targets = request.usable_targets()?;
+        let unknown = |invalid: &InvalidHost| AgentState {
+            bk_agent_id: invalid.written.v2.clone(),
+            status_code: AGENT_UNKNOWN,
+            version: String::new(),
+        };
+        let known = targets.hosts.iter().map(|host| state(&host.key));
+        Ok(known.chain(targets.invalid.iter().map(unknown)).collect())
     }
 
     /// get_agent_status: the [`AgentStatus`] of each host, in the order of the request.
     pub fn agents(&self, request: &ProcRequest) -> Result<Map<String, Value>, ApiError> {
-        let hosts = request.targets()?;
+        let Targets { hosts, invalid } = request.usable_targets()?;
         let state = |host: &HostKey| {
             let alive = self.hosts.agent_version(host);
             let bk_agent_alive = u8::from(alive.is_some());
@@ -157,7 +171,16 @@ impl<S: Store> Gateway<S> {
             let status = AgentStatus { host: host_address(host), bk_agent_alive, version };
             Ok((host_text(host), serde_json::to_value(status)?))
         };
-        hosts.iter().map(|host| state(&host.key)).collect()
+        let dead = |invalid: &InvalidHost| {
+            let host = HostAddress {
+                ip: Some(invalid.written.ip.clone()),
+                bk_cloud_id: invalid.written.cloud,
+                bk_agent_id: None,
+            };
+            let status = AgentStatus { host, bk_agent_alive: 0, version: String::new() };
+            Ok((invalid.written.v2.clone(), serde_json::to_value(status)?))
+        };
+        hosts.iter().map(|host| state(&host.key)).chain(invalid.iter().map(dead)).collect()
     }
 
     /// Report time of an instance. A connected agent reports every change, so its last contact counts as a report.
@@ -208,6 +231,25 @@ impl<S: Store> Gateway<S> {
             bk_agent_id,
             ..StatusRow::default()
         })
+    }
+}
+
+/// The row of a host that cannot be used: not registered, with the error as message.
+fn invalid_row(invalid: &InvalidHost, process: &ProcessKey) -> StatusRow {
+    StatusRow {
+        meta: StatusMeta {
+            namespace: process.namespace.to_string(),
+            name: process.name.to_string(),
+            labels: Map::new().into_iter().collect(),
+        },
+        message: invalid.error.to_string(),
+        pid: -1,
+        host: StatusHost {
+            ip: invalid.written.ip.clone(),
+            bk_cloud_id: invalid.written.cloud.unwrap_or_default(),
+            bk_supplier_id: Some(0),
+        },
+        ..StatusRow::default()
     }
 }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::error;
 
+use super::batch::RejectedItem;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{AgentOp, OpRequest, OwnedSpec, ToAgent};
 use crate::clock;
@@ -60,6 +61,8 @@ pub struct GatewayTask {
     /// All items were dispatched, or have no agent.
     pub(super) queued: AtomicBool,
     pub items: Vec<TaskItem>,
+    /// Items of the call that are not carried out.
+    pub rejected: Vec<RejectedItem>,
     rows: Mutex<Vec<ItemState>>,
     /// Number of rows that are not final.
     left: AtomicUsize,
@@ -79,6 +82,9 @@ pub struct TaskItem {
     /// Reload only: the fields that take effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
+    /// Result key of JOB, if the call does not contain the whole identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_key: Option<String>,
     /// Restart only: starts a stopped process as well, and supervises it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervises: bool,
@@ -97,6 +103,13 @@ pub struct TaskItem {
     /// Result of an item that was refused at creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<ItemResult>,
+}
+
+/// The content of a call: items to carry out, and rows of items that are not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Submission {
+    pub items: Vec<TaskItem>,
+    pub rejected: Vec<RejectedItem>,
 }
 
 /// State of a row.
@@ -131,11 +144,13 @@ struct StoredTask {
     number: u64,
     orders: Vec<TaskItem>,
     specs: Vec<OwnedSpec>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rejected: Vec<RejectedItem>,
 }
 
 impl StoredTask {
     /// Stores each shared spec once.
-    fn of(mut items: Vec<TaskItem>) -> StoredTask {
+    fn of(Submission { mut items, rejected }: Submission) -> StoredTask {
         let mut specs = Vec::new();
         let mut at: HashMap<*const Spec, usize> = HashMap::new();
         for item in &mut items {
@@ -147,18 +162,19 @@ impl StoredTask {
             }
             item.spec = Some(nth);
         }
-        StoredTask { begun: clock::now().0, number: 0, orders: items, specs }
+        StoredTask { begun: clock::now().0, number: 0, orders: items, specs, rejected }
     }
 }
 
 impl GatewayTask {
-    fn new(id: String, number: u64, begun: i64, items: Vec<TaskItem>) -> GatewayTask {
+    fn new(id: String, number: u64, begun: i64, submission: Submission) -> GatewayTask {
+        let Submission { items, rejected } = submission;
         let initial = |item: &TaskItem| item.refused.clone().map_or(ItemState::Waiting, ItemState::Done);
         let rows: Vec<ItemState> = items.iter().map(initial).collect();
         let left = AtomicUsize::new(rows.iter().filter(|row| **row == ItemState::Waiting).count());
         let (queued, rows) = (AtomicBool::new(false), Mutex::new(rows));
         let (accepted, deadlines) = (std::time::Instant::now(), OnceLock::new());
-        GatewayTask { id, number, begun, accepted, deadlines, queued, items, rows, left }
+        GatewayTask { id, number, begun, accepted, deadlines, queued, items, rejected, rows, left }
     }
 
     pub(super) fn rows(&self) -> MutexGuard<'_, Vec<ItemState>> {
@@ -274,11 +290,11 @@ impl<S: Store> Gateway<S> {
 
     pub(super) async fn load(&self, id: &str) -> Result<Option<Arc<GatewayTask>>, ApiError> {
         let Some(entry) = self.store.get(&keys::task(id)).await? else { return Ok(None) };
-        let StoredTask { begun, number, orders: mut items, specs } = entry.decode()?;
+        let StoredTask { begun, number, orders: mut items, specs, rejected } = entry.decode()?;
         for item in &mut items {
             item.held = item.spec.and_then(|at| specs.get(at)).cloned();
         }
-        let task = GatewayTask::new(id.to_owned(), number, begun, items);
+        let task = GatewayTask::new(id.to_owned(), number, begun, Submission { items, rejected });
         for entry in self.store.range(&keys::row_results_prefix(id), None, usize::MAX).await?.entries {
             // Other keys are not those of single rows.
             if let Some(nth) = keys::row_of(&entry.key, id) {
@@ -294,14 +310,15 @@ impl<S: Store> Gateway<S> {
     /// `None`: a comparison of `with` failed.
     pub(super) async fn begin(
         &self,
-        items: &[TaskItem],
+        submission: &Submission,
         with: TaskTxn<'_>,
     ) -> Result<Option<String>, ApiError> {
         let creating = self.numbers.begin_creation();
-        let only_live_checks = items.iter().all(|item| item.op.as_ref().is_some_and(AgentOp::is_read_only));
-        let task = match only_live_checks {
-            true => self.add_live_check(items.to_vec()),
-            false => match self.store_task(items.to_vec(), with).await? {
+        let items = &submission.items;
+        let is_read_only = |item: &TaskItem| item.op.as_ref().is_some_and(AgentOp::is_read_only);
+        let task = match !items.is_empty() && items.iter().all(is_read_only) {
+            true => self.add_live_check(submission.clone()),
+            false => match self.store_task(submission.clone(), with).await? {
                 Some(task) => task,
                 None => return Ok(None),
             },
@@ -315,23 +332,23 @@ impl<S: Store> Gateway<S> {
         Ok(Some(task.id.clone()))
     }
 
-    fn add_live_check(&self, items: Vec<TaskItem>) -> Arc<GatewayTask> {
+    fn add_live_check(&self, submission: Submission) -> Arc<GatewayTask> {
         // Starts at the clock: live checks in flight for a previous gateway have other numbers.
         let now = u64::try_from(clock::now().0).unwrap_or(0);
         let _ = self.tasks.live_checks.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         let number = self.tasks.live_checks.fetch_add(1, Ordering::Relaxed) + 1;
         let id = |number: u64| format!("GSETASK:LOOK:{number:012}");
         self.tasks.in_memory().remove(&id(number.saturating_sub(MAX_LIVE_CHECKS)));
-        Arc::new(GatewayTask::new(id(number), 0, clock::now().0, items))
+        Arc::new(GatewayTask::new(id(number), 0, clock::now().0, submission))
     }
 
     /// Allocates a new number and stores the task under it, in one commit.
     async fn store_task(
         &self,
-        items: Vec<TaskItem>,
+        submission: Submission,
         with: TaskTxn<'_>,
     ) -> Result<Option<Arc<GatewayTask>>, ApiError> {
-        let mut stored = StoredTask::of(items);
+        let mut stored = StoredTask::of(submission);
         loop {
             let last = self.store.get(keys::TASK_NUMBER).await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
@@ -350,12 +367,9 @@ impl<S: Store> Gateway<S> {
             match self.store.txn(txn).await? {
                 Outcome::Written(_) => {
                     self.numbers.record_allocated(stored.number);
-                    return Ok(Some(Arc::new(GatewayTask::new(
-                        id,
-                        stored.number,
-                        stored.begun,
-                        stored.orders,
-                    ))));
+                    let StoredTask { number, begun, orders: items, rejected, .. } = stored;
+                    let submission = Submission { items, rejected };
+                    return Ok(Some(Arc::new(GatewayTask::new(id, number, begun, submission))));
                 }
                 Outcome::Conflict(key) if key == keys::TASK_NUMBER => {}
                 Outcome::Conflict(_) => return Ok(None),
@@ -469,7 +483,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Embedded::open(&folder.path().join("store.db")).expect("it opens");
         let gateway = Gateway::new(store);
-        let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, Vec::new()));
+        let empty = Submission::default();
+        let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, empty));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
         let results = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
         assert!(matches!(results().await, Err(ApiError::NotQueued)));

@@ -42,6 +42,8 @@ codes! {
     STOPPING = 1015012, "the process is being stopped";
     /// Abide gateway and agent only.
     OLD_GENERATION = 1900409, "a newer controller has taken over: observe and plan again";
+    /// Abide gateway only: an item of a batch.
+    BAD_ITEM = 1900400, "the item is not valid";
     /// Abide agent only: the operation arrived too late, or is already final. Nothing was done.
     NOT_BEGUN = 1900408, "the operation was not started";
     /// Abide gateway only: the agent is connected and sent no result before the row's deadline. It may have run.

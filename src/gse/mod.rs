@@ -11,7 +11,7 @@ mod spec_request;
 
 pub use crate::model::Dialect;
 pub use body::{bodies, spec_body};
-pub use job::{Api as JobApi, JobBody, JobProcess, process_info as job_process};
+pub use job::{Api as JobApi, JobBody, JobHost, JobProcess, process_info as job_process};
 
 use crate::model::{Field, Host, ProcessKey, Spec, State};
 

@@ -123,7 +123,7 @@ pub enum EnvWire {
 }
 
 impl SpecWire {
-    fn required_identity(&self) -> Result<Identity, RequestError> {
+    pub(super) fn required_identity(&self) -> Result<Identity, RequestError> {
         let identity = self.identity.as_ref().ok_or_else(|| RequestError::missing("spec.identity"))?;
         let required = |field: &str, text: &Option<String>| {
             text.clone().ok_or_else(|| RequestError::missing(&format!("spec.identity.{field}")))

@@ -165,7 +165,7 @@ fn operate_process(processes: Value) -> Value {
 }
 
 #[test]
-fn a_job_call_is_atomic_and_bound_to_its_namespaces() {
+fn a_job_call_is_judged_process_by_process_and_bound_to_its_namespaces() {
     let folder = tempfile::tempdir().expect("a folder");
     let apps =
         "apps:\n  - {code: all, secret: s3cret}\n  - {code: job, secret: s3cret, namespaces: [job-1]}\n";
@@ -179,8 +179,12 @@ fn a_job_call_is_atomic_and_bound_to_its_namespaces() {
     let other = operate_process(json!([job("p", "/opt/p")])).to_string();
     let (_, text) = server.send("POST", path, auth, other.as_bytes());
     assert!(text.contains("1900403") && !text.contains("web"), "{text}");
-    // One that is wrong spoils the call, and is named.
+    // One that is wrong is named in its row, and the others run.
     let call = |processes: Value| server.call("POST", path, operate_process(processes));
+    let result = |answer: &Value| {
+        let body = json!({"bk_biz_id": 1, "bk_gse_taskid": answer["data"]["bk_gse_taskid"]});
+        server.call("POST", "/api/c/compapi/v2/job/get_proc_result/", body)["data"]["result"].clone()
+    };
     let with = |field: &str, value: Value| {
         let mut process = job("q", "/opt/q");
         process[field] = value;
@@ -198,15 +202,18 @@ fn a_job_call_is_atomic_and_bound_to_its_namespaces() {
         (with("type", json!(0)), "process_infos[1].cycle_time"),
         (with("cpu_lmt", json!(500)), "process_infos[1].cpu_lmt"),
     ] {
-        let answer = call(json!([job("r", "/opt/r"), process]));
-        assert!(
-            answer["result"] == false && answer["message"].as_str().expect("text").contains(says),
-            "{says}: {answer}"
-        );
+        let rows = result(&call(json!([job("r", "/opt/r"), process])));
+        let named = |row: &Value| row["error_msg"].as_str().is_some_and(|text| text.starts_with(says));
+        assert!(rows.as_object().is_some_and(|rows| rows.values().any(named)), "{says}: {rows}");
+        let other = agent.complete_next_op();
+        assert!(other["instance"].as_str().is_some_and(|key| key.ends_with(":r")), "{says}: {other}");
+        if says.contains("ip_list[1]") {
+            agent.complete_next_op();
+        }
     }
     let manage = json!({"bk_biz_id": 1, "op_type": 1, "process_infos": [job("q", "/opt/q")]});
-    let answer = server.call("POST", "/api/c/compapi/v2/job/manage_proc/", manage);
-    assert!(answer["message"].as_str().expect("text").contains("proc_owner"), "{answer}");
+    let rows = result(&server.call("POST", "/api/c/compapi/v2/job/manage_proc/", manage));
+    assert!(rows.to_string().contains("proc_owner is missing"), "{rows}");
     let nowhere = json!({"op_type": 0, "process_infos": [job("q", "/opt/q")]});
     assert_eq!(server.call("POST", path, nowhere)["result"], false, "a business is required");
     // Two places are two instances, also where their programs are called alike, in one call or in two.

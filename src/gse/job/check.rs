@@ -1,12 +1,13 @@
 //! Validation of JOB bodies, per call: the first error.
 
 use super::{Api, JobBody, JobProcess, Limit};
+use crate::gse::codes::GseOp;
 use crate::gse::request::RequestError;
 use crate::model::{AutoType, Percent};
 
 impl JobBody {
-    /// Checks a body against the requirements of its call's document.
-    pub fn check(&self, api: Api) -> Result<(), RequestError> {
+    /// Checks the fields that all processes of a body share.
+    pub fn check_head(&self) -> Result<(), RequestError> {
         let scope = self.bk_scope_type.as_deref().is_some_and(|scope| matches!(scope, "biz" | "biz_set"));
         if self.bk_biz_id.is_none() && (self.bk_scope_id.is_none() || !scope) {
             return Err(RequestError::new(
@@ -14,6 +15,12 @@ impl JobBody {
                 "is missing, and there is no scope of type biz or biz_set",
             ));
         }
+        Ok(())
+    }
+
+    /// Checks a body against the requirements of its call's document.
+    pub fn check(&self, api: Api) -> Result<(), RequestError> {
+        self.check_head()?;
         if self.process_infos.is_empty() {
             return Err(RequestError::missing("process_infos"));
         }
@@ -27,8 +34,15 @@ impl JobBody {
 }
 
 impl JobProcess {
-    fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), RequestError> {
+    /// Whether a live check means the process by its name: the path is not set.
+    pub fn is_looked_up(&self, api: Api, op_type: Option<i64>) -> bool {
+        let status = api == Api::OperateProcess && op_type == Some(GseOp::Status.code());
+        status && self.setup_path.as_ref().is_none_or(String::is_empty)
+    }
+
+    pub fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), RequestError> {
         let required: &[(&str, &Option<String>)] = match api {
+            Api::OperateProcess if self.is_looked_up(api, op_type) => &[("proc_name", &self.proc_name)],
             Api::ManageProc => &[("proc_name", &self.proc_name), ("proc_owner", &self.proc_owner)],
             Api::OperateProcess => &[
                 ("proc_name", &self.proc_name),

@@ -126,6 +126,11 @@ impl JobBody {
         if manages && !operates { Api::ManageProc } else { Api::OperateProcess }
     }
 
+    /// The namespace of the body's processes.
+    pub fn namespace_name(&self) -> Name {
+        self.namespace(&mut Vec::new())
+    }
+
     /// The processes that the body requests, and notes for the reader.
     pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
         self.read(api, true)

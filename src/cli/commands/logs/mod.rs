@@ -116,7 +116,7 @@ async fn print_logs(
 /// Selects instances from the rows of the target, also those whose first start failed.
 async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceKey>, Failure> {
     let selection = args.whom.select.selection();
-    let rows = live.rows("&brief=1&attempts=1").await?;
+    let rows = live.rows("&brief=1&attempts=1", BTreeSet::new()).await?;
     let is_meant = |row: &&TargetProcess| {
         args.whom.matches(row.instance()) && selection.means(row.instance(), None, row.labels())
     };
