@@ -1,4 +1,4 @@
-//! Log writers: rotation without loss, whoever is killed.
+//! Log writers: rotation without loss after kills of the agent, of the writer or of both.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,7 +87,7 @@ fn a_process_whose_writer_is_killed_lives_and_is_logged() {
     kill(first, "KILL");
     until("another writer", || writers(system.folder.path()).iter().any(|pid| *pid != first));
     grows("it is logged again");
-    // Nobody reads for a while: the pipe keeps the lines.
+    // Without a reader the pipe keeps the lines.
     system.kill_agent();
     kill(writer(system.folder.path()), "KILL");
     until("no writer is left", || writers(system.folder.path()).is_empty());
@@ -206,4 +206,34 @@ fn a_stopped_process_leaves_its_last_lines() {
     failing["monitor_policy"]["start_check_secs"] = json!(2);
     let (code, message) = system.operate("app", 0, &failing);
     assert!(code == 836 && message.contains("bind: Address already in use"), "{code} {message}");
+}
+
+/// The agent is killed at each step of a launch. The next one finds the process and its pipe, and no line is lost.
+#[test]
+fn a_crash_of_the_agent_at_any_step_of_a_launch_loses_no_line() {
+    let places = ["intent-written", "writer-started", "born", "row-written", "done", "result-written"];
+    std::thread::scope(|threads| {
+        for place in places {
+            threads.spawn(move || crash_at(place));
+        }
+    });
+}
+
+fn crash_at(place: &str) {
+    let mut system = System::without_agent();
+    system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
+    let spec = rotated(system.spec("app", TICK), 300, 1000);
+    let task = system.begin("app", 0, &spec);
+    let mut agent = system.agent.take().expect("it runs");
+    assert!(!agent.wait().expect("it ends").success(), "it died at {place}");
+    system.start_agent();
+    let row = system.row("app", &task);
+    assert_eq!(row["error_code"], 0, "{place}: {row}\n{}", system.log());
+    let log = system.path("log/app.log");
+    let ticks = || numbers(&whole(&log), "tick ");
+    until("it is logged", || ticks().len() > 50);
+    assert_eq!(system.operate("app", 1, &Value::Null).0, 0);
+    until("every writer ends", || writers(system.folder.path()).is_empty());
+    let seen = ticks();
+    assert!(seen.iter().enumerate().all(|(nth, tick)| nth as u64 == *tick), "{place}: {seen:?}");
 }

@@ -15,6 +15,7 @@ use crate::agent::run_output::RunOutput;
 use crate::agent::spawn::Sink;
 use crate::agent::start_output::{LogStart, LogTarget, StartAttempt};
 use crate::agent::user_files::{FileWork, Rights, UserFileError};
+use crate::failpoint;
 use crate::model::{AutoType, Spec, SpecSection, StartMode};
 
 /// Maximum wait for the writer of an ended process, which empties its pipe.
@@ -120,6 +121,7 @@ impl InstanceTask {
     ) -> Result<Sink, LogWriterError> {
         let pipe = OutputPipe::new(rights.account())?;
         self.start_writer(rights, &pipe, config).await?;
+        failpoint::point("writer-started");
         if captures {
             let (log, start) = (log.clone(), log.start.clone());
             let look = move |rights: &Rights| {

@@ -101,7 +101,7 @@ fn stop_signal() -> io::Result<OwnedFd> {
     }
 }
 
-/// Reads the pipe until its end, or until the program is told to stop.
+/// Reads the pipe until its end, or until SIGTERM.
 fn read_all(pipe: std::os::fd::BorrowedFd<'_>, stop: &OwnedFd, queue: &OutputQueue) {
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -143,10 +143,15 @@ impl LostOutput {
 /// written again.
 fn write_all(queue: &OutputQueue, mut log: RotatingLog) {
     let mut lost = LostOutput::default();
-    while let Some(item) = queue.take() {
+    // Without lost output there is nothing to do until more arrives.
+    while let Some(item) = queue.take(if lost.bytes > 0 { RETRY_INTERVAL } else { Duration::MAX }) {
         let bytes = match item {
             QueueItem::Dropped(count) => {
                 lost.add(count, None);
+                continue;
+            }
+            QueueItem::Nothing => {
+                note(&mut log, &mut lost);
                 continue;
             }
             QueueItem::Bytes(bytes) => bytes,

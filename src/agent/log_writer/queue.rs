@@ -16,8 +16,10 @@ const STALL: Duration = Duration::from_secs(1);
 #[derive(Debug, PartialEq, Eq)]
 pub enum QueueItem {
     Bytes(Vec<u8>),
-    /// So many bytes are missing here.
+    /// Number of bytes that are missing here.
     Dropped(u64),
+    /// No item arrived in time.
+    Nothing,
 }
 
 #[derive(Default)]
@@ -76,8 +78,9 @@ impl OutputQueue {
         self.changed.notify_all();
     }
 
-    /// The next item; `None`: the queue is closed and empty.
-    pub fn take(&self) -> Option<QueueItem> {
+    /// The next item, after at most this time; `None`: the queue is closed and empty.
+    pub fn take(&self, wait: Duration) -> Option<QueueItem> {
+        let until = Instant::now().checked_add(wait);
         let mut state = self.state();
         loop {
             if let Some(item) = state.items.pop_front() {
@@ -91,7 +94,14 @@ impl OutputQueue {
             if state.is_closed {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            state = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                Some(Duration::ZERO) => return Some(QueueItem::Nothing),
+                Some(left) => match self.changed.wait_timeout(state, left) {
+                    Ok((state, _)) => state,
+                    Err(poisoned) => poisoned.into_inner().0,
+                },
+            };
         }
     }
 }
@@ -110,10 +120,11 @@ mod tests {
         assert!(begun.elapsed() >= STALL, "it waits once");
         queue.push(&chunk);
         assert!(begun.elapsed() < STALL * 2, "and then no more");
-        assert_eq!(queue.take(), Some(QueueItem::Bytes(chunk.clone())));
+        assert_eq!(queue.take(Duration::MAX), Some(QueueItem::Bytes(chunk.clone())));
         queue.push(b"after");
         queue.close();
-        let items: Vec<QueueItem> = std::iter::from_fn(|| queue.take()).skip(3).collect();
+        let items: Vec<QueueItem> = std::iter::from_fn(|| queue.take(Duration::MAX)).skip(3).collect();
+        assert_eq!(OutputQueue::default().take(Duration::from_millis(1)), Some(QueueItem::Nothing));
         assert_eq!(items, [QueueItem::Dropped(2 * chunk.len() as u64), QueueItem::Bytes(b"after".to_vec())]);
     }
 
@@ -127,7 +138,7 @@ mod tests {
                 queue.close();
             });
             let mut all = 0;
-            while let Some(item) = queue.take() {
+            while let Some(item) = queue.take(Duration::MAX) {
                 assert!(
                     matches!(&item, QueueItem::Bytes(bytes) if bytes.len() == chunk.len()),
                     "{item:.40?}"
