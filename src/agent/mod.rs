@@ -87,6 +87,7 @@ use tracing::{info, warn};
 
 pub use channel::{JoinConfig, run};
 pub use checks::first_mismatch;
+pub use clone_exec::serve_if_launcher;
 pub use log_writer::run_if_named as run_log_writer_if_named;
 pub use policy::HostPolicy;
 pub use precheck::{RefusedInstance, refused_instances};

@@ -249,7 +249,7 @@ pub fn runs_program(pid: u32, name: &str) -> bool {
     interpreted && script.is_some_and(|script| base(script) == name)
 }
 
-/// Whether a process of this executable has closed nearly all of its descriptors, as a launched child does before
+/// Whether a forked process of this executable has closed nearly all of its descriptors, as a launched child does before
 /// `execve`.
 pub fn has_unexecuted_child() -> bool {
     const DESCRIPTORS: usize = 6;
@@ -264,6 +264,7 @@ pub fn has_unexecuted_child() -> bool {
         let is_process = pid.bytes().all(|byte| byte.is_ascii_digit()) && pid != me;
         is_process
             && program(&pid).as_ref() == Some(&own)
+            && pid.parse().is_ok_and(is_before_exec)
             && std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|fds| fds.count() <= DESCRIPTORS)
     })
 }

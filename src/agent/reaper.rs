@@ -17,6 +17,8 @@ static SPAWN_LOCK: RwLock<()> = RwLock::new(());
 /// Number of launches so far, for a reaper that waits for the first child.
 static SPAWNS: Mutex<u64> = Mutex::new(0);
 static SPAWNED: Condvar = Condvar::new();
+/// Processes of the agent's own, by pid and start time: children that belong to no launch.
+static HELPERS: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
 /// Stack of the reaper's thread.
 const STACK: usize = 128 << 10;
 
@@ -36,6 +38,21 @@ pub fn release(pid: u32, started: u64) {
 /// Releases a child that was not reaped, so that its pid is not reused.
 pub fn release_pid(pid: u32) {
     claimed().retain(|(one, _)| *one != pid);
+}
+
+/// Names a process of the agent's own. When it ends, the reaper reaps it.
+pub fn add_helper(pid: u32, started: u64) {
+    helpers().insert((pid, started));
+    release(pid, started);
+}
+
+fn helpers() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
+    HELPERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Forgets a process of the agent's own that has ended.
+pub fn remove_helper(pid: u32, started: u64) {
+    helpers().remove(&(pid, started));
 }
 
 pub fn is_claimed(pid: u32, started: u64) -> bool {
@@ -127,8 +144,11 @@ fn reap_orphans(skip_held: bool) -> bool {
 
 /// Whether a running child of this process is held by no instance: an orphan of a launch.
 pub fn has_orphans() -> bool {
-    let is_running = |pid: u32| crate::proc::ProcStat::of(pid).is_some_and(|stat| stat.is_alive());
-    children().into_iter().any(|pid| !is_pid_claimed(pid) && is_running(pid))
+    let is_orphan = |pid: u32| {
+        crate::proc::ProcStat::of(pid)
+            .is_some_and(|stat| stat.is_alive() && !helpers().contains(&(pid, stat.started)))
+    };
+    children().into_iter().any(|pid| !is_pid_claimed(pid) && is_orphan(pid))
 }
 
 fn is_pid_claimed(pid: u32) -> bool {

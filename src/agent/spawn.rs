@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -113,12 +114,23 @@ impl Launch {
 
     fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<SpawnedProcess, LaunchError> {
         let opened = self.open()?;
+        let explain = |(stage, error)| self.explain(stage, error);
+        if let Some(path) = self.pid_file.as_ref().filter(|_| self.writes_own_pid()) {
+            if given_up() {
+                return Err(LaunchError::GivenUp);
+            }
+            match self.exec_or_shell(&opened, vfork, Some(path)) {
+                // The process ended before `execve`. Its error is found, or another way to write the file.
+                Err((ExecStage::PidFile, _)) => {}
+                spawned => return spawned.map_err(explain),
+            }
+        }
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
             return Err(LaunchError::GivenUp);
         }
-        let spawned = self.exec_or_shell(&opened, vfork);
+        let spawned = self.exec_or_shell(&opened, vfork, None).map_err(explain);
         let written = spawned.and_then(|process| match self.name(pid_file.as_ref(), process.pid) {
             Ok(()) => Ok(process),
             Err(why) => {
@@ -130,6 +142,12 @@ impl Launch {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
         }
         written
+    }
+
+    /// Whether the process itself writes its pid file: with its user's rights, and not inside its sandbox.
+    fn writes_own_pid(&self) -> bool {
+        let is_sandboxed = self.sandbox.namespace().is_some() || self.sandbox.restrictions.affect_files();
+        !self.rights.account().is_own() && !is_sandboxed
     }
 
     fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), LaunchError> {
@@ -156,8 +174,13 @@ impl Launch {
         Ok(file)
     }
 
-    /// Executes the command directly if possible, by a shell if necessary.
-    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<SpawnedProcess, LaunchError> {
+    /// Executes the command directly if possible, by a shell if necessary. `pid_file`: written by the process itself.
+    fn exec_or_shell(
+        &self,
+        opened: &LaunchFiles,
+        vfork: &VforkGuard,
+        pid_file: Option<&PathBuf>,
+    ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
@@ -165,17 +188,16 @@ impl Launch {
             Some(_) => (vec![c"/bin/sh".to_owned()], recording_shell_args(&self.command)),
         };
         let (programs, words) = match split_simple_command(&self.command).filter(|_| self.record.is_none()) {
-            Some(words) => (self.search_path(&words[0])?, words),
+            Some(words) => (self.search_path(&words[0]).map_err(not_a_program)?, words),
             None => by_shell.clone(),
         };
-        match self.begin(opened, vfork, programs, &words) {
+        match self.begin(opened, vfork, (programs, &words), pid_file) {
             // A script without an interpreter line runs in a shell.
             Err((ExecStage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
-                self.begin(opened, vfork, by_shell.0, &by_shell.1)
+                self.begin(opened, vfork, (by_shell.0, &by_shell.1), pid_file)
             }
             begun => begun,
         }
-        .map_err(|(stage, error)| self.explain(stage, error))
     }
 
     /// The candidate paths of a program, like the search of PATH by a shell.
@@ -192,13 +214,13 @@ impl Launch {
         &self,
         opened: &LaunchFiles,
         vfork: &VforkGuard,
-        programs: Vec<CString>,
-        words: &[String],
-    ) -> Result<SpawnedProcess, (ExecStage, std::io::Error)> {
-        let wrong = |error: LaunchError| (ExecStage::Program, std::io::Error::other(error));
+        (programs, words): (Vec<CString>, &[String]),
+        pid_file: Option<&PathBuf>,
+    ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let texts = |texts: &[String]| {
-            texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(wrong)
+            texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(not_a_program)
         };
+        let path = |path: &PathBuf| c_string(&path.display().to_string()).map_err(not_a_program);
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
@@ -206,7 +228,7 @@ impl Launch {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
-            folder: c_string(&self.folder.display().to_string()).map_err(wrong)?,
+            folder: path(&self.folder)?,
             input: opened.null.as_fd(),
             output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
             code: opened.code.as_ref().map(AsFd::as_fd),
@@ -215,11 +237,12 @@ impl Launch {
             restrictions: self.sandbox.restrictions,
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
+            pid_file: pid_file.map(path).transpose()?,
         };
         request.spawn(vfork)
     }
 
-    fn explain(&self, stage: ExecStage, source: std::io::Error) -> LaunchError {
+    fn explain(&self, stage: ExecStage, source: io::Error) -> LaunchError {
         let source = match SandboxError::of_stage(stage, &self.sandbox, source) {
             Ok(restriction) => return restriction.into(),
             Err(source) => source,
@@ -243,6 +266,7 @@ impl Launch {
             | ExecStage::Nice
             | ExecStage::Capabilities
             | ExecStage::NoNewPrivs
+            | ExecStage::PidFile
             | ExecStage::Program => LaunchError::Exec { command, source },
         }
     }
@@ -252,6 +276,11 @@ impl Launch {
 fn kill_and_reap(process: &SpawnedProcess) {
     let _ = rustix::process::pidfd_send_signal(&process.fd, Signal::KILL);
     clone_exec::reap_failed(process.pid, &process.fd);
+}
+
+/// The error of a command that cannot be passed to the kernel.
+fn not_a_program(error: LaunchError) -> (ExecStage, io::Error) {
+    (ExecStage::Program, io::Error::other(error))
 }
 
 fn c_string(text: &str) -> Result<CString, LaunchError> {

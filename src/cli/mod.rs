@@ -81,6 +81,7 @@ impl Failure {
 }
 
 pub fn main() -> ExitCode {
+    crate::agent::serve_if_launcher();
     let args = match parse_args() {
         Ok(args) => args,
         Err(error) => {

@@ -1,19 +1,22 @@
-//! Child side of a launch: the system calls between clone and execve, and nothing else.
+//! Child side of a launch: the steps between clone and execve.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 
 use super::restrict::Restrictions;
 use super::{EXIT_RECORD_FD, ExecStage};
+use crate::agent::user_files;
 
 /// The descriptor by which a forked process reports a failed step.
 const STATUS_FD: RawFd = 4;
 /// The descriptor of the mount namespace until the process has entered it.
 const NAMESPACE_FD: RawFd = 5;
 
-/// Written by a forked process when it has a descriptor table of its own.
-pub const TABLE_COPIED: u8 = 0xff;
+/// The message that permits a forked process to run its program.
+pub const PERMISSION: u8 = 1;
 
 /// Input of the new process. Plain data: the child reads it in a copy of the agent's memory, or in that memory itself.
 pub struct ChildContext {
@@ -25,13 +28,16 @@ pub struct ChildContext {
     pub input: RawFd,
     pub output: RawFd,
     pub code: RawFd,
-    /// Pipe for the report of a forked process; -1: the process shares this memory and reports in `failed`.
+    /// Socket for the permission and the report of a forked process; -1: the process shares this memory and reports in
+    /// `failed`.
     pub status: RawFd,
     /// The process shares the agent's descriptor table, and copies only the descriptors below this one; -1: it has a copy
     /// of the whole table.
     pub copied: RawFd,
     pub ids: Option<(u32, u32, *const u32, usize)>,
     pub restrictions: Restrictions,
+    /// The pid file that a forked process writes; null: none.
+    pub pid_file: *const c_char,
     pub failed: Option<(ExecStage, c_int)>,
 }
 
@@ -40,9 +46,10 @@ pub struct ChildContext {
 /// agent's.
 pub extern "C" fn exec_child(arg: *mut c_void) -> c_int {
     // SAFETY: `clone` passes a `ChildContext` that the parent does not touch until this process has called `execve` or is
-    // gone. Only system calls are made: nothing is allocated, no lock is taken, no heap memory is read. Users and groups
-    // are set by direct system calls: libc's wrappers would signal the other threads of this memory, which belong to
-    // another process.
+    // gone. A process that shares memory only makes system calls: nothing is allocated, no lock is taken, no heap memory is
+    // read. A forked process has its own copy of the launcher's memory, and the launcher has one thread, so it may allocate.
+    // Users and groups are set by direct system calls: libc's wrappers would signal the other threads of this memory, which
+    // belong to another process.
     unsafe {
         let context = &mut *arg.cast::<ChildContext>();
         if let Err(stage) = prepare(context) {
@@ -60,6 +67,9 @@ pub extern "C" fn exec_child(arg: *mut c_void) -> c_int {
             if why != libc::ENOENT && why != libc::ENOTDIR {
                 error = why;
             }
+        }
+        if !context.pid_file.is_null() {
+            user_files::remove_own_pid(path(context.pid_file));
         }
         report(context, ExecStage::Program, error);
         libc::_exit(127)
@@ -106,10 +116,53 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
         }
         // After the switch of the user: the folder is entered with the user's rights.
         done(libc::chdir(context.folder), ExecStage::Folder)?;
+        if context.status >= 0 {
+            wait_for_permission(context.status);
+        }
+        if !context.pid_file.is_null() {
+            write_pid_file(context.pid_file)?;
+        }
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         done(libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()), ExecStage::Session)
     }
+}
+
+/// Waits until the agent has claimed this process. Ends the process if the agent or its interest in the launch is gone:
+/// nothing has run yet.
+///
+/// SAFETY: may only be called by `exec_child`, with the socket of its context.
+unsafe fn wait_for_permission(status: RawFd) {
+    let mut message = 0u8;
+    // SAFETY: reads into a local variable.
+    unsafe {
+        loop {
+            let length = libc::read(status, (&raw mut message).cast(), 1);
+            if length == 1 && message == PERMISSION {
+                return;
+            }
+            if length >= 0 || *libc::__errno_location() != libc::EINTR {
+                libc::_exit(127);
+            }
+        }
+    }
+}
+
+/// SAFETY: may only be called by `exec_child` in a forked process, with the path of its context.
+unsafe fn write_pid_file(file: *const c_char) -> Result<(), ExecStage> {
+    // SAFETY: the path is valid until `execve`; the error number is this thread's own.
+    unsafe {
+        user_files::write_own_pid(path(file)).map_err(|error| {
+            *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EINVAL);
+            ExecStage::PidFile
+        })
+    }
+}
+
+/// SAFETY: the text must be valid until `execve`.
+unsafe fn path<'a>(text: *const c_char) -> &'a Path {
+    // SAFETY: as promised by the caller; `Image` writes a terminating NUL.
+    Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()))
 }
 
 /// Leaves the agent's descriptor table before any descriptor is changed.
@@ -123,10 +176,6 @@ unsafe fn copy_descriptors(context: &ChildContext) -> Result<(), ExecStage> {
             && libc::unshare(libc::CLONE_FILES) < 0
         {
             return Err(ExecStage::Table);
-        }
-        if context.status >= 0 {
-            let copied = TABLE_COPIED;
-            libc::write(context.status, (&raw const copied).cast(), 1);
         }
     }
     Ok(())

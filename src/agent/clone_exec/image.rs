@@ -1,44 +1,71 @@
 //! Launch image: the stack of a new process and all data that it reads, in one mapping.
 //!
-//! A forked process gets a copy of this mapping. It reads no heap memory, so the heap can be excluded from the copy
-//! ([`crate::malloc::exclude_heap_from_forks`]).
+//! The image of a process that the launcher forks is a memory file. The launcher maps it at the same address, so that the
+//! pointers inside it are valid there: both map it in a range of addresses that the kernel gives to no other mapping.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::child::ChildContext;
 use super::{ExecRequest, HELD_FROM, Restrictions};
 
-/// Stack size: far more than the few system calls need. The stack is at the lowest address, so that an overflow faults.
-const STACK: usize = 64 << 10;
+/// Stack size: far more than a child needs. The stack is at the lowest address, so that an overflow faults.
+const STACK: usize = 256 << 10;
+
+/// The addresses of shared images. The kernel places programs, libraries, heaps and stacks far above them, with 39-bit
+/// addresses too.
+const SHARED_FROM: usize = 64 << 30;
+const SHARED_SLOTS: usize = 256;
+/// The space of one shared image: more than the kernel accepts as arguments and environment.
+const SLOT: usize = 64 << 20;
+
+const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// The mapping of one launch.
 pub struct Image {
     start: *mut u8,
     length: usize,
+    /// The memory of a shared image.
+    file: Option<OwnedFd>,
 }
 
 impl Image {
-    /// `status`: pipe for the report of a forked process; -1: the process reports in this memory. `shares_table`: the
-    /// process begins with the agent's descriptor table.
-    pub fn of(request: &ExecRequest<'_>, status: RawFd, shares_table: bool) -> io::Result<Image> {
+    /// The image of a process that shares the agent's memory. `shares_table`: the process begins with the agent's descriptor
+    /// table.
+    pub fn private(request: &ExecRequest<'_>, shares_table: bool) -> io::Result<Image> {
+        Image::build(request, shares_table, Image::map_private)
+    }
+
+    /// The image of a process that the launcher forks.
+    pub fn shared(request: &ExecRequest<'_>) -> io::Result<Image> {
+        Image::build(request, false, Image::map_shared)
+    }
+
+    fn build(
+        request: &ExecRequest<'_>,
+        shares_table: bool,
+        map: fn(usize) -> io::Result<Image>,
+    ) -> io::Result<Image> {
         let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
         let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
-        let texts = lists.into_iter().flatten().chain([&request.folder]);
+        let texts = lists.into_iter().flatten().chain([&request.folder]).chain(&request.pid_file);
         let bytes: usize = texts.map(|text| text.as_bytes_with_nul().len()).sum();
         let groups_at = STACK + size_of::<ChildContext>();
         let pointers_at = (groups_at + size_of_val(groups)).next_multiple_of(align_of::<*const c_char>());
         let texts_at = pointers_at + pointers * size_of::<*const c_char>();
-        let image = Image::map(texts_at + bytes)?;
+        let image = map(texts_at + bytes)?;
         let mut writer = Writer { image: &image, pointers_at, texts_at };
         let (programs, args, env) =
             (writer.list(&request.programs), writer.list(&request.args), writer.list(&request.env));
         let code = request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let namespace = request.namespace.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, status, namespace];
+        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, namespace];
         let above_used = used.into_iter().fold(HELD_FROM, |above, fd| above.max(fd + 1));
         let context = ChildContext {
             programs,
@@ -48,12 +75,13 @@ impl Image {
             input: request.input.as_raw_fd(),
             output: request.output.as_raw_fd(),
             code,
-            status,
+            status: -1,
             copied: if shares_table { above_used } else { -1 },
             ids: request.ids.as_ref().map(|(user, group, groups)| {
                 (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
             }),
             restrictions: Restrictions { namespace, ..request.restrictions },
+            pid_file: request.pid_file.as_ref().map_or(ptr::null(), |path| writer.text(path)),
             failed: None,
         };
         // SAFETY: both ranges are inside the mapping and aligned, and no other code uses the mapping yet.
@@ -64,14 +92,65 @@ impl Image {
         Ok(image)
     }
 
-    fn map(length: usize) -> io::Result<Image> {
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    fn map_private(length: usize) -> io::Result<Image> {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
-        let start = unsafe { libc::mmap(ptr::null_mut(), length, access, kind, -1, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), length, ACCESS, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
-            false => Ok(Image { start: start.cast(), length }),
+            false => Ok(Image { start: start.cast(), length, file: None }),
         }
+    }
+
+    fn map_shared(length: usize) -> io::Result<Image> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        if length > SLOT {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
+        let file = memfd_create(c"abide-launch", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, length as u64)?;
+        let mut failed = None;
+        // A slot is in use while another thread launches.
+        for _ in 0..SHARED_SLOTS {
+            let slot = NEXT.fetch_add(1, Ordering::Relaxed) % SHARED_SLOTS;
+            match Image::map_at(SHARED_FROM + slot * SLOT, length, &file, libc::MAP_SHARED) {
+                Ok(start) => return Ok(Image { start, length, file: Some(file) }),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
+    }
+
+    /// Maps the image of another process at the address that it has there. Changes are not shared.
+    pub fn receive(file: OwnedFd, address: usize, length: usize) -> io::Result<Image> {
+        let range = SHARED_FROM..SHARED_FROM + SHARED_SLOTS * SLOT;
+        let has_context = length <= SLOT && length >= STACK + size_of::<ChildContext>();
+        if !range.contains(&address) || !address.is_multiple_of(SLOT) || !has_context {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let start = Image::map_at(address, length, &file, libc::MAP_PRIVATE)?;
+        Ok(Image { start, length, file: None })
+    }
+
+    fn map_at(address: usize, length: usize, file: &OwnedFd, kind: c_int) -> io::Result<*mut u8> {
+        let (wanted, kind) = (address as *mut c_void, kind | libc::MAP_FIXED_NOREPLACE);
+        // SAFETY: the mapping replaces no other one: kernels without this flag take the address as a hint.
+        unsafe {
+            let start = libc::mmap(wanted, length, ACCESS, kind, file.as_raw_fd(), 0);
+            if start == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            if start != wanted {
+                libc::munmap(start, length);
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            Ok(start.cast())
+        }
+    }
+
+    /// The memory file, address and length of a shared image.
+    pub fn share(&self) -> Option<(BorrowedFd<'_>, usize, usize)> {
+        Some((self.file.as_ref()?.as_fd(), self.start as usize, self.length))
     }
 
     fn at(&self, offset: usize) -> *mut u8 {

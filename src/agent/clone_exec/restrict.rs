@@ -44,6 +44,11 @@ impl Default for Restrictions {
 const MAX_CAPABILITY: u32 = 63;
 
 impl Restrictions {
+    /// Whether a file that the process creates before `execve` differs from one without restrictions.
+    pub fn affect_files(&self) -> bool {
+        self.namespace >= 0 || self.limits.iter().any(Option::is_some) || self.umask != DEFAULT_UMASK
+    }
+
     /// Applies the restrictions that need the agent's rights: before the change of the user.
     ///
     /// SAFETY: may only be called by a new process before `execve`, with its own descriptor table.

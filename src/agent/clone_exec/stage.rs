@@ -1,4 +1,4 @@
-//! Stages of a launch: the step between clone and execve that failed, and its code on the status pipe.
+//! Stages of a launch: the step between clone and execve that failed, and its code in a report.
 
 /// The step of a launch that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,14 @@ pub enum ExecStage {
     Capabilities,
     NoNewPrivs,
     Program,
+    /// The process cannot write its pid file.
+    PidFile,
     /// The process did not reach `execve` in time, and was killed.
     TimedOut,
 }
 
 impl ExecStage {
-    const REPORTED: [ExecStage; 11] = [
+    const REPORTED: [ExecStage; 12] = [
         ExecStage::Session,
         ExecStage::Descriptors,
         ExecStage::Folder,
@@ -35,6 +37,7 @@ impl ExecStage {
         ExecStage::Nice,
         ExecStage::Capabilities,
         ExecStage::NoNewPrivs,
+        ExecStage::PidFile,
     ];
     /// Codes of the limits begin here, one per resource.
     const ULIMITS_FROM: u8 = 64;

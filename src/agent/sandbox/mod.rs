@@ -76,6 +76,7 @@ impl SandboxError {
             | ExecStage::Folder
             | ExecStage::User
             | ExecStage::Program
+            | ExecStage::PidFile
             | ExecStage::TimedOut => return Err(source),
         };
         Ok(SandboxError::Host { field, source })

@@ -24,7 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::env_file::EnvFileError;
 pub use self::log_files::log_entry;
-pub use self::pid_file::{PidEntry, PidFile};
+pub use self::pid_file::{PidEntry, PidFile, remove_own_pid, write_own_pid};
 use self::walk::parent;
 pub use self::walk::{FileAccess, FileError, Folder, WalkRule, locate};
 use super::account::{Account, FileCredentials};

@@ -84,13 +84,7 @@ impl Rights {
     pub async fn remove_pid_file(&self, path: &str, pid: u32) {
         let path = PathBuf::from(path);
         let removed = self.run(FileWork::PidFile, "remove pid_path", move |rights| {
-            let removed = rights.with(&path, move |path, rule| {
-                let (folder, name) = parent(path, rule, false)?;
-                if content(&folder, &name)?.trim().parse() != Ok(pid) {
-                    return Ok(());
-                }
-                Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
-            });
+            let removed = rights.with(&path, move |path, rule| remove(path, rule, pid));
             removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
         });
         // An error leaves the file: the next launch replaces it.
@@ -148,6 +142,24 @@ impl Rights {
             WalkRule::Trusting(_) | WalkRule::RootOnly => work(prepared),
         }
     }
+}
+
+/// Writes the pid of this process, which has its user's rights. Blocks.
+pub fn write_own_pid(path: &Path) -> Result<(), FileError> {
+    PidFile::prepare(path, WalkRule::Any)?.write(std::process::id())
+}
+
+/// Removes the file of [`write_own_pid`], unless it names another process. Blocks.
+pub fn remove_own_pid(path: &Path) {
+    let _ = remove(path, WalkRule::Any, std::process::id());
+}
+
+fn remove(path: &Path, rule: WalkRule, pid: u32) -> Result<(), FileError> {
+    let (folder, name) = parent(path, rule, false)?;
+    if content(&folder, &name)?.trim().parse() != Ok(pid) {
+        return Ok(());
+    }
+    Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
 }
 
 fn content(folder: &Folder, name: &OsStr) -> Result<String, FileError> {

@@ -60,6 +60,16 @@ pub enum FileError {
     Content(&'static str),
 }
 
+impl FileError {
+    /// The error number of the system; `None`: the error is of another kind.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            FileError::Io(error) => error.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
 impl From<rustix::io::Errno> for FileError {
     fn from(error: rustix::io::Errno) -> FileError {
         FileError::Io(error.into())

@@ -77,10 +77,9 @@ impl AgentArgs {
     }
 }
 
-/// Runs before the first thread starts: each thread would get its own heap, which every forked process copies.
+/// Runs before the first thread starts: each thread would get its own heap.
 pub fn prepare_memory() {
     malloc::allocate_tightly();
-    malloc::fork_without_heap();
 }
 
 pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
