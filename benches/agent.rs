@@ -1,12 +1,13 @@
-//! Agent benchmark: a thousand processes under one agent, over loopback and durably, compared with the same command
-//! lines spawned directly.
+//! Agent benchmark: 1,000 processes under one agent, over loopback, durably, compared with spawning them directly.
 //!
-//! `cargo bench --bench agent` prints one JSON object: how long `operate_proc_multi` takes from the call until the last
-//! process runs, and plain spawning in the same run; from a process's death to its next pid; the agent's memory and its
-//! processor time when nothing happens; how long taking up all of them takes after `kill -9`; and stopping them all.
+//! `cargo bench --bench agent` prints one JSON object. As root it has the figures of root's processes and of another user's
+//! processes. They are: the time of `operate_proc_multi` from the call until the last process runs, and of direct spawning
+//! in the same run; the time from the death of a process to its next pid; the agent's memory and its CPU time; the time of
+//! adoption after `kill -9`; and the time of stopping all processes. `targets` compares them with their limits.
 //!
-//! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the user
-//! that the processes run as; `ABIDE_BENCH_IDLE_SECS` how long nothing happens (20).
+//! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the other
+//! user (abide-test if it exists, else nobody); `ABIDE_BENCH_ONLY` measures one user alone; `ABIDE_BENCH_IDLE_SECS` is the
+//! duration of the idle phase (20).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -18,93 +19,204 @@ use serde_json::{Value, json};
 
 const PROCESSES: usize = 1000;
 const CRASHES: usize = 300;
+const ROUNDS: usize = 3;
 const NAP: &str = "100000";
 
 fn main() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let here = folder.path();
-    give_pid_files_to_user(here);
-    std::fs::write(here.join("apps.yaml"), "apps: [{code: all, secret: s3cret}]\n").expect("a file");
-    std::fs::write(here.join("tokens"), "* token\n").expect("a file");
-    std::fs::write(here.join("token"), "token\n").expect("a file");
-    let mut spawned: Vec<Duration> = (0..3).map(|_| spawn_directly()).collect();
-    spawned.sort();
-    let (_gateway, url) = start(
-        here,
-        &[
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--data",
-            "gateway",
-            "--apps",
-            "apps.yaml",
-            "--agent-token-file",
-            "tokens",
-        ],
-    );
-    let (mut agent, _) = join(here, &url);
-    let client = Client(url.trim_start_matches("http://").to_owned());
-    let mut started = Vec::new();
-    let mut stopped = Vec::new();
-    for round in 0..3 {
-        started.push(client.operate_all(here, 0));
-        if round < 2 {
-            stopped.push(client.operate_all(here, 1));
-        }
-    }
-    // Everything that is still to be written is written.
-    std::thread::sleep(Duration::from_secs(2));
-    let mut crashes: Vec<Duration> = (0..CRASHES).map(|nth| crash(here, nth * 7 % PROCESSES)).collect();
-    crashes.sort();
-    let idle_time = Duration::from_secs(idle_secs());
-    let before = ticks(agent.0.id());
-    std::thread::sleep(idle_time);
-    let idle = (ticks(agent.0.id()) - before) as f64 / 100.0 / idle_time.as_secs_f64() * 100.0;
-    // With all of them running, after all that.
-    let memory = resident(agent.0.id());
-    let pids: Vec<u32> = (0..PROCESSES).map(|nth| pid(here, nth)).collect();
-    drop(agent);
-    let begin = Instant::now();
-    (agent, _) = join(here, &url);
-    let (_, rows) = client.run(&items(here, 2));
-    let adopted = begin.elapsed();
-    for (nth, pid) in pids.iter().enumerate() {
-        let content =
-            rows[format!("0:0:127.0.0.1:bench:p{nth}")]["content"].as_str().expect("content").to_owned();
-        let look: Value = serde_json::from_str(&content).expect("a look");
-        assert_eq!(look["process"][0]["instance"][0]["pid"], *pid, "p{nth}");
-    }
-    stopped.push(client.operate_all(here, 1));
-    drop(agent);
-    started.sort();
-    stopped.sort();
-    let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-    println!(
-        "{:#}",
-        json!({
-            "processes": PROCESSES,
-            "spawned_directly_ms": spawned.iter().copied().map(ms).collect::<Vec<_>>(),
-            "started_ms": started.iter().copied().map(ms).collect::<Vec<_>>(),
-            "started_over_spawned": ((started[1].as_secs_f64() / spawned[1].as_secs_f64()) * 100.0).round() / 100.0,
-            "crash_to_new_pid_ms": {"median": ms(crashes[CRASHES / 2]), "p99": ms(crashes[CRASHES * 99 / 100]), "crashes": CRASHES},
-            "agent_mb": memory as f64 / 1e6,
-            "idle_percent_of_a_core": idle,
-            "adopted_ms": ms(adopted),
-            "stopped_ms": stopped.iter().copied().map(ms).collect::<Vec<_>>(),
-        })
-    );
+    let figures: Vec<Figures> = users().iter().map(|user| measure(user)).collect();
+    let targets: Vec<Value> = figures.iter().flat_map(Figures::targets).collect();
+    let by_user: serde_json::Map<String, Value> =
+        figures.iter().map(|figures| (figures.user.clone(), figures.to_json())).collect();
+    println!("{:#}", json!({"processes": PROCESSES, "users": by_user, "targets": targets}));
 }
 
-/// Pid files are written with the rights of the user.
-fn give_pid_files_to_user(here: &Path) {
+/// The users whose processes are measured. An agent without root rights runs only its own.
+fn users() -> Vec<String> {
+    let exists = |name: &str| nix::unistd::User::from_name(name).is_ok_and(|user| user.is_some());
+    let variable = |name: &str| std::env::var(name).ok();
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("the users").expect("this user").name;
+    if let Some(only) = variable("ABIDE_BENCH_ONLY") {
+        return vec![only];
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return vec![me];
+    }
+    let usual = || if exists("abide-test") { "abide-test" } else { "nobody" }.to_owned();
+    vec![me, variable("ABIDE_BENCH_USER").unwrap_or_else(usual)]
+}
+
+/// The figures of one user's processes. Times of several rounds are sorted.
+struct Figures {
+    user: String,
+    spawned: Vec<Duration>,
+    started: Vec<Duration>,
+    /// CPU time of the agent and its launcher for one start.
+    start_cpu: Duration,
+    stopped: Vec<Duration>,
+    crashes: Vec<Duration>,
+    /// Percent of a core.
+    idle: f64,
+    agent_memory: u64,
+    launcher_memory: u64,
+    adopted: Duration,
+}
+
+impl Figures {
+    fn to_json(&self) -> Value {
+        let all = |times: &[Duration]| times.iter().copied().map(ms).collect::<Vec<_>>();
+        json!({
+            "spawned_directly_ms": all(&self.spawned),
+            "started_ms": all(&self.started),
+            "started_over_spawned": self.started_over_spawned(),
+            "agent_cpu_ms_per_start": (self.start_cpu.as_secs_f64() * 1e5).round() / 100.0,
+            "crash_to_new_pid_ms": {"median": ms(self.crash(50)), "p99": ms(self.crash(99)), "crashes": CRASHES},
+            "agent_mb": self.agent_memory as f64 / 1e6,
+            "launcher_mb": self.launcher_memory as f64 / 1e6,
+            "idle_percent_of_a_core": self.idle,
+            "adopted_ms": ms(self.adopted),
+            "stopped_ms": all(&self.stopped),
+        })
+    }
+
+    fn started_over_spawned(&self) -> f64 {
+        let (started, spawned) = (self.started[ROUNDS / 2], self.spawned[ROUNDS / 2]);
+        (started.as_secs_f64() / spawned.as_secs_f64() * 100.0).round() / 100.0
+    }
+
+    fn crash(&self, percent: usize) -> Duration {
+        self.crashes[CRASHES * percent / 100]
+    }
+
+    fn targets(&self) -> Vec<Value> {
+        let target = |name: &str, value: f64, limit: f64| json!({"user": self.user, "target": name, "value": value, "limit": limit, "reached": value <= limit});
+        vec![
+            target("started_over_spawned", self.started_over_spawned(), 1.5),
+            target("crash_to_new_pid_ms_median", ms(self.crash(50)), 1.0),
+            target("crash_to_new_pid_ms_p99", ms(self.crash(99)), 5.0),
+            target("agent_mb", self.agent_memory as f64 / 1e6, 25.0),
+            target("idle_percent_of_a_core", self.idle, 0.1),
+            target("adopted_ms", ms(self.adopted), 500.0),
+        ]
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e5).round() / 100.0
+}
+
+/// A gateway and its agent's files.
+struct Host {
+    folder: tempfile::TempDir,
+    pid_files: tempfile::TempDir,
+    _gateway: Program,
+    url: String,
+    user: String,
+}
+
+impl Host {
+    fn new(user: &str) -> Host {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = folder.path();
+        let pid_files = pid_folder_of(user);
+        std::fs::write(here.join("apps.yaml"), "apps: [{code: all, secret: s3cret}]\n").expect("a file");
+        std::fs::write(here.join("tokens"), "* token\n").expect("a file");
+        std::fs::write(here.join("token"), "token\n").expect("a file");
+        #[rustfmt::skip]
+        let args = [
+            "serve", "--listen", "127.0.0.1:0", "--data", "gateway", "--apps", "apps.yaml", "--agent-token-file", "tokens",
+        ];
+        let (gateway, url) = start(here, &args);
+        Host { _gateway: gateway, url, user: user.to_owned(), folder, pid_files }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn join(&self) -> Program {
+        start(self.path(), &["agent", "--join", &self.url, "--token-file", "token", "--data", "agent"]).0
+    }
+
+    fn client(&self) -> Client {
+        Client(self.url.trim_start_matches("http://").to_owned())
+    }
+
+    fn operate_all(&self, op: u32) -> Duration {
+        self.client().run(&items(self, op)).0
+    }
+}
+
+fn measure(user: &str) -> Figures {
+    let spawned = (0..ROUNDS).map(|_| spawn_directly()).collect();
+    let host = Host::new(user);
+    let agent = host.join();
+    let (mut started, mut stopped, mut start_cpu) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for round in 0..ROUNDS {
+        let before = cpu_time(&agent);
+        started.push(host.operate_all(0));
+        start_cpu += (cpu_time(&agent) - before) / (PROCESSES * ROUNDS) as u32;
+        if round + 1 < ROUNDS {
+            stopped.push(host.operate_all(1));
+        }
+    }
+    // Lets the agent write and report everything that is pending.
+    std::thread::sleep(Duration::from_secs(2));
+    let here = host.pid_files.path();
+    let crashes = (0..CRASHES).map(|nth| crash(here, nth * 7 % PROCESSES)).collect();
+    let idle_time = Duration::from_secs(idle_secs());
+    let before = cpu_time(&agent);
+    std::thread::sleep(idle_time);
+    let idle = (cpu_time(&agent) - before).as_secs_f64() / idle_time.as_secs_f64() * 100.0;
+    let agent_memory = resident(agent.0.id());
+    let launcher_memory = launcher_of(agent.0.id()).map_or(0, resident);
+    let pids: Vec<u32> = (0..PROCESSES).map(|nth| pid(here, nth)).collect();
+    drop(agent);
+    let (agent, adopted) = adopt(&host, &pids);
+    stopped.push(host.operate_all(1));
+    drop(agent);
+    let mut figures = Figures {
+        user: user.to_owned(),
+        spawned,
+        started,
+        start_cpu,
+        stopped,
+        crashes,
+        idle,
+        agent_memory,
+        launcher_memory,
+        adopted,
+    };
+    for times in [&mut figures.spawned, &mut figures.started, &mut figures.stopped, &mut figures.crashes] {
+        times.sort();
+    }
+    figures
+}
+
+/// Starts the next agent. Returns the time until it knows every process.
+fn adopt(host: &Host, pids: &[u32]) -> (Program, Duration) {
+    let begin = Instant::now();
+    let agent = host.join();
+    let (_, rows) = host.client().run(&items(host, 2));
+    let adopted = begin.elapsed();
+    for (nth, pid) in pids.iter().enumerate() {
+        let row = &rows[format!("0:0:127.0.0.1:bench:p{nth}")];
+        let content = row["content"].as_str().expect("content").to_owned();
+        let status: Value = serde_json::from_str(&content).expect("a status");
+        assert_eq!(status["process"][0]["instance"][0]["pid"], *pid, "p{nth}");
+    }
+    (agent, adopted)
+}
+
+/// The folder of the pid files, which the user can write. It is in memory, like /run: ext4 gets slower with every file that
+/// was removed in the last minutes, so that one round would slow down the next.
+fn pid_folder_of(user: &str) -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
-    let run = here.join("run");
-    std::fs::create_dir(&run).expect("a folder");
-    std::fs::set_permissions(here, std::fs::Permissions::from_mode(0o711)).expect("a mode");
-    let user = nix::unistd::User::from_name(&user()).expect("the users").expect("this user");
-    std::os::unix::fs::chown(&run, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
+    let user = nix::unistd::User::from_name(user).expect("the users").expect("this user");
+    std::os::unix::fs::chown(folder.path(), Some(user.uid.as_raw()), Some(user.gid.as_raw()))
         .expect("a folder of this user");
+    folder
 }
 
 fn spawn_directly() -> Duration {
@@ -149,12 +261,8 @@ fn start(here: &Path, args: &[&str]) -> (Program, String) {
     (Program(child), url)
 }
 
-fn join(here: &Path, url: &str) -> (Program, String) {
-    start(here, &["agent", "--join", url, "--token-file", "token", "--data", "agent"])
-}
-
-fn items(here: &Path, op: u32) -> Value {
-    let user = user();
+fn items(host: &Host, op: u32) -> Value {
+    let (here, user) = (host.pid_files.path(), &host.user);
     let item = |nth: usize| {
         json!({"meta": {"namespace": "bench", "name": format!("p{nth}")}, "op_type": op,
                "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 0}],
@@ -166,26 +274,23 @@ fn items(here: &Path, op: u32) -> Value {
     (0..PROCESSES).map(item).collect()
 }
 
-/// How long the agent is observed without work.
+/// Duration of the idle phase.
 fn idle_secs() -> u64 {
     std::env::var("ABIDE_BENCH_IDLE_SECS").ok().and_then(|secs| secs.parse().ok()).unwrap_or(20)
 }
 
-fn user() -> String {
-    std::env::var("ABIDE_BENCH_USER").unwrap_or_else(|_| "root".to_owned())
-}
-
 fn pid_path(here: &Path, nth: usize) -> PathBuf {
-    here.join(format!("run/{nth}.pid"))
+    here.join(format!("{nth}.pid"))
 }
 
 fn pid(here: &Path, nth: usize) -> u32 {
     std::fs::read_to_string(pid_path(here, nth)).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Kills one, and waits for the next.
+/// Kills a process. Returns the time until its pid file names the next one.
 fn crash(here: &Path, nth: usize) -> Duration {
     let old = pid(here, nth);
+    assert_ne!(old, 0, "process {nth} has no pid file");
     let begin = Instant::now();
     let target = rustix::process::Pid::from_raw(old as i32).expect("a pid");
     rustix::process::kill_process(target, rustix::process::Signal::KILL).expect("it is there");
@@ -197,7 +302,7 @@ fn crash(here: &Path, nth: usize) -> Duration {
         std::thread::sleep(Duration::from_micros(100));
     }
     let took = begin.elapsed();
-    // Writes and reports of the last one have ended by then.
+    // Lets the agent write and report this crash.
     std::thread::sleep(Duration::from_millis(30));
     took
 }
@@ -222,7 +327,7 @@ impl Client {
         serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:.300}"))
     }
 
-    /// One call for all, until every row is final.
+    /// One call for all processes, until every row is final.
     fn run(&self, items: &Value) -> (Duration, Value) {
         let begin = Instant::now();
         let answer =
@@ -242,10 +347,6 @@ impl Client {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-
-    fn operate_all(&self, here: &Path, op: u32) -> Duration {
-        self.run(&items(here, op)).0
-    }
 }
 
 fn resident(pid: u32) -> u64 {
@@ -254,8 +355,27 @@ fn resident(pid: u32) -> u64 {
     line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).expect("a number") * 1024
 }
 
-fn ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields: Vec<&str> = stat.rsplit_once(") ").expect("its name").1.split(' ').collect();
-    fields[11].parse::<u64>().expect("ticks") + fields[12].parse::<u64>().expect("ticks")
+/// The agent's launcher; `None`: it has none.
+fn launcher_of(agent: u32) -> Option<u32> {
+    let children = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children")).ok();
+    let threads = std::fs::read_dir(format!("/proc/{agent}/task")).expect("the agent").flatten();
+    let lists: Vec<String> = threads.filter_map(children).collect();
+    let pids = lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok());
+    let is_launcher = |pid: &u32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"abide\0agent-launcher\0")
+    };
+    pids.into_iter().find(is_launcher)
+}
+
+/// CPU time of the agent and its launcher.
+fn cpu_time(agent: &Program) -> Duration {
+    let agent = agent.0.id();
+    let ticks = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<&str> =
+            stat.rsplit_once(") ").map_or(Vec::new(), |(_, rest)| rest.split(' ').collect());
+        let ticks = |nth: usize| fields.get(nth).and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0);
+        ticks(11) + ticks(12)
+    };
+    Duration::from_millis((ticks(agent) + launcher_of(agent).map_or(0, ticks)) * 10)
 }

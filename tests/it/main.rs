@@ -39,6 +39,7 @@ mod last_good;
 mod launch;
 mod launch_files;
 mod launch_hooks;
+mod launcher;
 mod layering;
 mod listen;
 mod listeners;
