@@ -163,6 +163,7 @@ fn start_writer(
         restrictions: Restrictions::default(),
         namespace: None,
         is_own: account.is_own(),
+        pid_file: None,
     };
     let spawned = request.spawn(&VforkGuard::default());
     let spawned = spawned.map_err(|(_, error)| failed(error))?;
