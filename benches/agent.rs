@@ -6,7 +6,7 @@
 //! adoption after `kill -9`; and the time of stopping all processes. `targets` compares them with their limits.
 //!
 //! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the other
-//! user (abide-test if it exists, else nobody); `ABIDE_BENCH_ONLY` measures one user alone; `ABIDE_BENCH_IDLE_SECS` is the
+//! user (abide-test, or the system user without rights); `ABIDE_BENCH_ONLY` measures one user alone; `ABIDE_BENCH_IDLE_SECS` is the
 //! duration of the idle phase (20).
 
 use std::io::{BufRead, BufReader, Read, Write};
