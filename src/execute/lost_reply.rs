@@ -135,6 +135,39 @@ mod tests {
         assert_eq!(judge(Op::Start, &down, &lost), Inference::Unknown);
     }
 
+    fn test_step(op: Op, spec: crate::model::Spec) -> Step {
+        let instance: crate::model::InstanceKey = "0:10.0.0.1:web:api".parse().expect("a key");
+        let host = crate::model::Host { key: instance.host.clone(), supplier: None, agent_id: None };
+        Step {
+            id: 1,
+            instance,
+            host,
+            op,
+            spec_side: crate::model::SpecSide::New,
+            spec: Some(std::sync::Arc::new(spec.into())),
+            revision: None,
+            reloaded_fields: Vec::new(),
+            pid_stays: false,
+            needs_live_check: false,
+            from: None,
+            why: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_hook_is_part_of_the_time_of_a_launch() {
+        use crate::model::{Hook, Hooks, Spec};
+        let step = |op: Op, timeout: Option<u32>| {
+            let hook = Hook { run: "./migrate".to_owned(), timeout };
+            let spec = Spec { hooks: Hooks { before_start: Some(hook) }, ..Spec::default() };
+            let plain = operation_timeout(&test_step(op, Spec::default()), Duration::ZERO);
+            operation_timeout(&test_step(op, spec), Duration::ZERO) - plain
+        };
+        assert_eq!(step(Op::Start, Some(300)), Duration::from_secs(300));
+        assert_eq!(step(Op::Restart, None), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
+        assert_eq!(step(Op::Stop, Some(300)), Duration::ZERO);
+    }
+
     #[test]
     fn a_one_shot_that_was_begun_has_run_however_it_ended() {
         for state in [RowState::CheckFailed, RowState::CommandFailed] {

@@ -127,3 +127,41 @@ fn no_result(deadline: Duration) -> ItemResult {
     );
     ItemResult { given_up: true, ..ItemResult::new(RowCode::NO_RESULT, message) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent_protocol::OwnedSpec;
+    use crate::model::{Hook, Hooks, Spec};
+
+    #[test]
+    fn the_time_of_a_hook_is_part_of_the_deadline_of_a_launch() {
+        let item = |op: AgentOp, hooks: Hooks| TaskItem {
+            op: Some(op),
+            instance: "0:10.0.0.1:web:api".parse().expect("a key"),
+            supplier: None,
+            written: None,
+            job_key: None,
+            takes: None,
+            supervises: false,
+            spec: None,
+            held: Some(OwnedSpec {
+                spec: Arc::new(Spec { hooks, ..Spec::default() }),
+                owner: None,
+                revision: None,
+            }),
+            owner: None,
+            app: None,
+            generation: None,
+            refused: None,
+        };
+        let added = |op: AgentOp, timeout: Option<u32>| {
+            let hook = Hook { run: "./migrate".to_owned(), timeout };
+            let with = max_operation_time(&item(op.clone(), Hooks { before_start: Some(hook) }));
+            with - max_operation_time(&item(op, Hooks::default()))
+        };
+        assert_eq!(added(AgentOp::Start, Some(300)), Duration::from_secs(300));
+        assert_eq!(added(AgentOp::Restart, None), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
+        assert_eq!(added(AgentOp::Stop, Some(300)), Duration::ZERO);
+    }
+}

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::ImportContext;
 use super::words::{absolute_path, join_path};
 use crate::manifest::document::{
-    ControlEntry, Document, EnvEntry, HostEntry, IdentityEntry, JobEntry, Map, Meta, MonitorEntry,
-    ResourceEntry, SpecEntry, Text, TextOrNumber,
+    ControlEntry, Document, EnvEntry, HookValue, HooksEntry, HostEntry, IdentityEntry, JobEntry, Map, Meta,
+    MonitorEntry, ResourceEntry, SandboxEntry, SpecEntry, Text, TextOrNumber,
 };
 use crate::manifest::grammar::{API_VERSION, RETRIES, SECONDS};
 use crate::model::{HostKey, State};
@@ -41,6 +41,9 @@ pub struct DraftSpec {
     pub monitor: MonitorEntry,
     pub env: BTreeMap<String, String>,
     pub cycle_time: Option<i64>,
+    pub sandbox: SandboxEntry,
+    pub env_file: Option<Text>,
+    pub before_start: Option<Text>,
 }
 
 /// Destination of the output.
@@ -125,7 +128,18 @@ pub fn documents(drafts: Vec<Draft>, reader: &mut ImportContext<'_>) -> Vec<Docu
 
 fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut ImportContext<'_>) -> Document {
     let Draft { labels, state, instances, spec, .. } = draft;
-    let DraftSpec { mut identity, control, resource, monitor, env, cycle_time } = spec;
+    let DraftSpec {
+        mut identity,
+        control,
+        resource,
+        monitor,
+        env,
+        cycle_time,
+        sandbox,
+        env_file,
+        before_start,
+    } = spec;
+    let hooks = before_start.map(|Text(run)| HooksEntry { before_start: Some(HookValue::Run(run)) });
     let terms = reader.terms;
     let own = if instances.is_some() { "${name}" } else { name.as_str() };
     let under = |folder: &str, end: &str| {
@@ -171,6 +185,9 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
             monitor_policy: Some(monitor),
             env: (!env.is_empty()).then_some(Map(env)),
             job: cycle_time.map(|secs| JobEntry { cycle_time: Some(secs), ..JobEntry::default() }),
+            env_file,
+            sandbox: (sandbox != SandboxEntry::default()).then(|| Box::new(sandbox)),
+            hooks: hooks.map(Box::new),
             ..SpecEntry::default()
         })),
         ..Document::default()

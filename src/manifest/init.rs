@@ -40,6 +40,8 @@ spec:
   monitor_policy:
     auto_type: 1                # 0 periodic (needs a crontab_rule), 1 resident, 2 one-shot
     start_check_secs: 1         # seconds after which a running process counts as started
+  sandbox:
+    no_new_privs: true          # setuid programs such as sudo, su and ping gain no rights; remove it if the process needs them
   # resource: {{cpu: 30, mem: 10}}        # limits in percent of the whole host; unset: no limit
   # env: {{PORT: "8080", DB_PASS: {{file: /run/secrets/db}}}}
 "#,

@@ -45,7 +45,7 @@ pub use outcome::{StepOutcome, SyncStatus};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use revision::{ParseSpecRevisionError, SpecRevision};
 pub use sandbox::{
-    ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number,
+    ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,
     ulimit_number,
 };
 pub use selection::{Selection, glob};

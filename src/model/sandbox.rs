@@ -16,7 +16,8 @@ pub struct Sandbox {
     /// The bounding set, as names such as `CAP_NET_BIND_SERVICE`; an empty list allows none.
     #[serde(skip_serializing_if = "is_unset")]
     pub capabilities: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "is_unset")]
+    /// Octal text such as "0027" in JSON, as in a manifest.
+    #[serde(with = "octal", skip_serializing_if = "is_unset")]
     pub umask: Option<u32>,
     #[serde(skip_serializing_if = "is_unset")]
     pub nice: Option<i32>,
@@ -97,6 +98,31 @@ impl Sandbox {
             None => Ok(()),
         }
     }
+}
+
+/// A mask as octal text.
+mod octal {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(mask: &Option<u32>, to: S) -> Result<S::Ok, S::Error> {
+        match mask {
+            Some(mask) => to.serialize_str(&format!("{mask:04o}")),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        super::octal_mask(&text)
+            .map(Some)
+            .ok_or_else(|| D::Error::custom("umask is not octal text such as \"0027\""))
+    }
+}
+
+/// The value of octal text such as `0027`, at most `0777`.
+pub fn octal_mask(text: &str) -> Option<u32> {
+    let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+    u32::from_str_radix(text, 8).ok().filter(|mask| is_octal && *mask <= 0o777)
 }
 
 /// Soft and hard value of a resource limit. In a manifest: a number or `infinity` for both, or `SOFT:HARD`.
@@ -332,6 +358,17 @@ mod tests {
         {
             assert_eq!(serde_json::from_str::<Ulimit>(json).expect("a limit"), limit);
             assert_eq!(serde_json::to_string(&limit).expect("JSON"), json);
+        }
+    }
+
+    #[test]
+    fn a_umask_is_octal_text() {
+        let sandbox = Sandbox { umask: Some(0o027), ..Sandbox::default() };
+        let json = r#"{"umask":"0027"}"#;
+        assert_eq!(serde_json::to_string(&sandbox).expect("JSON"), json);
+        assert_eq!(serde_json::from_str::<Sandbox>(json).expect("a sandbox"), sandbox);
+        for wrong in [r#"{"umask":"1000"}"#, r#"{"umask":"9"}"#, r#"{"umask":"+1"}"#, r#"{"umask":27}"#] {
+            assert!(serde_json::from_str::<Sandbox>(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -65,6 +65,11 @@ fn units_and_timers_become_manifests() {
 }
 
 #[test]
+fn the_sandbox_of_a_unit_becomes_the_sandbox_of_a_manifest() {
+    as_reviewed(&["hardened.service"], &[], "hardened.expected");
+}
+
+#[test]
 fn pm2_apps_become_manifests() {
     let hosts = ["--host", "0:10.0.0.1,0:10.0.0.2", "--run-dir", "/var/run/x", "--log-dir", "/logs"];
     as_reviewed(&["ecosystem.json"], &hosts, "ecosystem.expected");
@@ -117,7 +122,8 @@ fn settings_are_mapped_or_reported() {
         ("environment=A=\"%(ENV_X)s\"", "start_mode", "p.conf:3: environment A\np.conf:3: environment A\n"),
         ("environment=A=\"100%%\"", "A: \"100%\"", ""),
         ("environment=A=\"${HOME}\"", "A: \"$${HOME}\"", ""),
-        ("umask=077", "start_mode", "p.conf:3: umask\n"),
+        ("umask=077", "umask: \"0077\"", ""),
+        ("umask=abc", "start_mode", "p.conf:3: umask\n"),
         ("umask=022", "start_mode", ""),
         ("directory=/x y", "setup_path: /x y", ""),
         ("user=app", "user: app", ""),
@@ -142,7 +148,18 @@ fn settings_are_mapped_or_reported() {
         ("WorkingDirectory=/srv/%p", "setup_path: /srv/a", ""),
         ("Environment=\"A=b c\" D=%n", "env: {A: \"b c\", D: a.service}", ""),
         ("Environment=A=1\nEnvironment=\nEnvironment=B=2", "env: {B: \"2\"}", ""),
-        ("EnvironmentFile=-/etc/default/a", "start_mode", "a.service:4: EnvironmentFile\n"),
+        ("EnvironmentFile=/etc/default/a", "env_file: /etc/default/a", ""),
+        ("EnvironmentFile=-/etc/default/a", "env_file: /etc/default/a", "a.service:4: EnvironmentFile\n"),
+        ("EnvironmentFile=/etc/default/*", "start_mode", "a.service:4: EnvironmentFile\n"),
+        ("ExecStartPre=/bin/check", "hooks: {before_start: /bin/check}", ""),
+        ("UMask=0077", "umask: \"0077\"", ""),
+        ("UMask=0022", "start_mode", ""),
+        ("PrivateTmp=no", "private_tmp: false", ""),
+        ("ProtectSystem=yes", "protect_system: true", ""),
+        ("ProtectSystem=no", "start_mode", ""),
+        ("LimitFSIZE=1G", "ulimits: {fsize: 1073741824}", ""),
+        ("LimitRTTIME=5ms", "start_mode", "a.service:4: LimitRTTIME\n"),
+        ("CapabilityBoundingSet=", "capabilities: []", ""),
         ("MemoryMax=25%", "mem: 25.0", ""),
         ("MemoryMax=512M", "start_mode", "a.service:4: MemoryMax\n"),
         ("CPUQuota=20%", "start_mode", "a.service:4: CPUQuota\n"),

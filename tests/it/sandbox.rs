@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::apply::Machine;
 use crate::support::{TestUser, needs_root, test_user, until};
 use crate::system::{System, whoami};
 
@@ -57,7 +58,7 @@ fn every_restriction_holds_in_the_process_and_in_all_its_commands() {
         let to = |file: &str| format!("{LOOK} > {file}");
         let mut spec = home.spec(&system, &user.name, &name, &format!("{}; exec sleep 1000", to("started")));
         spec["sandbox"] = json!({
-            "no_new_privs": true, "capabilities": ["CAP_NET_BIND_SERVICE", "CAP_SETUID"], "umask": 0o027, "nice": 7,
+            "no_new_privs": true, "capabilities": ["CAP_NET_BIND_SERVICE", "CAP_SETUID"], "umask": "0027", "nice": 7,
             "oom_score_adj": 500, "ulimits": {"nofile": "100:200", "core": 0},
         });
         spec["hooks"] = json!({"before_start": {"run": to("hooked")}});
@@ -308,7 +309,7 @@ fn a_restriction_that_the_host_cannot_enforce_fails_the_start_and_is_named() {
         assert!(!home.path("started").exists(), "{sandbox}");
     }
     let mut spec = home.spec(&system, &user.name, "own", &format!("{LOOK} > started; exec sleep 1000"));
-    spec["sandbox"] = json!({"no_new_privs": true, "umask": 0o077, "nice": 3, "oom_score_adj": 700,
+    spec["sandbox"] = json!({"no_new_privs": true, "umask": "0077", "nice": 3, "oom_score_adj": 700,
                              "ulimits": {"nofile": 64, "core": 0}, "private_tmp": false});
     assert_eq!(system.operate("own", 0, &spec), (0, "success".to_owned()));
     until("it has started", || home.text("started").lines().count() >= 8);
@@ -316,6 +317,75 @@ fn a_restriction_that_the_host_cannot_enforce_fails_the_start_and_is_named() {
     for line in ["NoNewPrivs:\t1", "Umask:\t0077", "3", "700", "64"] {
         assert!(text.lines().any(|one| one == line), "{line} in {text}");
     }
+}
+
+/// A process may enter a mount namespace of its own, where it chooses what each path is. No command follows it there.
+#[test]
+fn no_command_enters_a_namespace_that_the_process_made() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let home = Home::of(&user);
+    let hide = "mount -t tmpfs none /mnt && touch /mnt/hostile && touch ready; exec sleep 1000";
+    let start = format!("exec unshare --user --map-root-user --mount sh -c '{hide}'");
+    if !user
+        .command("unshare")
+        .args(["--user", "--map-root-user", "--mount", "true"])
+        .status()
+        .is_ok_and(|s| s.success())
+    {
+        return crate::support::skip("users cannot make namespaces here");
+    }
+    let mut spec = home.spec(&system, &user.name, "evil", &start);
+    spec["sandbox"] = json!({"private_tmp": true});
+    spec["control"]["stop_cmd"] = json!("ls -A /mnt > seen; ls -A /tmp >> seen; kill $ABIDE_PID");
+    assert_eq!(system.operate("evil", 0, &spec), (0, "success".to_owned()));
+    until("it has its own namespace", || home.path("ready").exists());
+    assert_eq!(system.operate("evil", 1, &spec).0, 0);
+    assert!(home.path("seen").exists());
+    assert!(!home.text("seen").contains("hostile"), "{}", home.text("seen"));
+}
+
+/// What a manifest says is applied, shown, compared and exported.
+#[test]
+fn a_sandbox_is_applied_shown_and_exported() {
+    let machine = Machine::new();
+    std::fs::write(machine.path("env"), "FROM_FILE=yes\n").expect("a file");
+    let write = |umask: &str| {
+        let more = format!(
+            "  control: {{start_mode: foreground, start_cmd: \"umask > seen; echo $FROM_FILE >> seen; exec sleep 1000\"}}\n\
+             \x20 sandbox: {{no_new_privs: true, umask: \"{umask}\", ulimits: {{nofile: \"64:128\"}}}}\n\
+             \x20 env_file: {}\n  hooks: {{before_start: {{run: echo hook > hooked, timeout: 30s}}}}\n",
+            machine.path("env").display()
+        );
+        machine.write("p", &more);
+    };
+    write("0027");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("it has started", || {
+        std::fs::read_to_string(machine.path("seen")).unwrap_or_default() == "0027\nyes\n"
+    });
+    assert_eq!(std::fs::read_to_string(machine.path("hooked")).expect("a file"), "hook\n");
+    assert_eq!(machine.apply(&[]).0, 0, "nothing to do");
+    let (_, described, _) = machine.run(&["describe", "web/p"]);
+    let (_, exported, err) = machine.run(&["export"]);
+    for text in ["no_new_privs", "0027", "nofile", "64:128", "before_start", "echo hook > hooked", "env_file"]
+    {
+        assert!(exported.contains(text), "{text} in {exported}{err}");
+        assert!(described.contains(text), "{text} in {described}");
+    }
+    write("0077");
+    let (_, diff, _) = machine.run(&["diff", "m"]);
+    assert!(diff.contains("0027") && diff.contains("0077"), "{diff}");
+    let (_, plan, _) = machine.run(&["plan", "m"]);
+    assert!(plan.contains("restart") && plan.contains("sandbox.umask: 0027 → 0077"), "{plan}");
+    let (code, explained, _) = machine.run(&["explain", "spec.sandbox.private_tmp"]);
+    assert!(code == 0 && explained.contains("/var/tmp"), "{explained}");
+    let (code, full, err) = machine.run(&["convert", "m/p.yaml"]);
+    assert!(
+        code == 0 && full.contains("umask: \"0077\"") && full.contains("nofile: \"64:128\""),
+        "{full}{err}"
+    );
 }
 
 #[test]
@@ -331,7 +401,7 @@ fn a_request_with_an_unknown_or_invalid_restriction_is_refused() {
     };
     for (section, value, text) in [
         ("sandbox", json!({"private_network": true}), "spec.sandbox.private_network is not supported"),
-        ("sandbox", json!({"umask": 512}), "spec.sandbox.umask is out of range"),
+        ("sandbox", json!({"umask": "1000"}), "spec.sandbox umask is not octal text"),
         (
             "sandbox",
             json!({"capabilities": ["CAP_EVERYTHING"]}),

@@ -87,6 +87,7 @@ fn init_writes_a_manifest_that_is_valid_and_runs_the_command() {
         );
         let spec = &checked.desired.instances.values().next().expect("one").spec;
         assert!(spec.identity.setup_path == tree.path().display().to_string());
+        assert_eq!(spec.sandbox.no_new_privs, Some(true), "new manifests are restricted");
         if let [_, command @ ..] = words {
             let start = spec.control.start_cmd.as_deref().expect("a command");
             let shell = std::process::Command::new("sh")

@@ -11,7 +11,7 @@ use super::draft::{Draft, NOT_KILLED, retries, seconds, signal};
 use super::ini::{self, IniEntry, IniSection};
 use super::words::{self, QuoteStyle};
 use crate::manifest::document::Text;
-use crate::model::State;
+use crate::model::{State, octal_mask};
 
 /// Section prefixes that identify a supervisord file.
 pub const SECTIONS: [&str; 9] = [
@@ -247,6 +247,9 @@ impl SupervisordProgram<'_> {
                 file.note(line, key, "with cgroups, KILL applies to the whole process tree");
             }
             "umask" if matches!(entry.value.as_str(), "022" | "0022" | "22") => {}
+            "umask" if let Some(mask) = octal_mask(&entry.value) => {
+                draft.spec.sandbox.umask = Some(Text(format!("{mask:04o}")));
+            }
             _ => file.note(line, key, "no equivalent in manifests"),
         }
     }

@@ -1,6 +1,7 @@
 //! systemd import: a `.service` becomes a process, and a `.timer` makes its service periodic.
 
 mod exec;
+mod sandbox;
 mod service;
 mod timer;
 

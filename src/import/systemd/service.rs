@@ -47,6 +47,8 @@ impl<'a> Service<'a> {
         self.kind(kind, &mut draft, file);
         self.restarts(oneshot, &mut draft, file);
         self.commands(&mut draft, file);
+        self.before_start(&mut draft, file);
+        self.bounding_set(&mut draft, file);
         self.order(&mut draft, file);
         Some(draft)
     }
@@ -55,10 +57,15 @@ impl<'a> Service<'a> {
         self.section.last(key).filter(|entry| !entry.value.is_empty())
     }
 
+    /// Every line of a setting, also empty ones.
+    pub(super) fn entries(&self, key: &str) -> impl Iterator<Item = &'a IniEntry> {
+        self.section.entries.iter().filter(move |entry| entry.key == key)
+    }
+
     /// Values of a cumulative setting; an empty value resets it.
-    fn all(&self, key: &str) -> Vec<&'a IniEntry> {
+    pub(super) fn all(&self, key: &str) -> Vec<&'a IniEntry> {
         let mut all = Vec::new();
-        for entry in self.section.entries.iter().filter(|entry| entry.key == key) {
+        for entry in self.entries(key) {
             if entry.value.is_empty() {
                 all.clear();
             } else {
@@ -72,8 +79,9 @@ impl<'a> Service<'a> {
         let IniEntry { key, value, line } = entry;
         let line = *line;
         let wins = self.section.last(key) == Some(entry);
-        let adds_up = matches!(key.as_str(), "Environment" | "EnvironmentFile" | "PassEnvironment")
-            || key.starts_with("Exec");
+        let lists =
+            ["Environment", "EnvironmentFile", "PassEnvironment", "ReadOnlyPaths", "ReadOnlyDirectories"];
+        let adds_up = lists.contains(&key.as_str()) || key.starts_with("Exec");
         let counts = if adds_up { self.all(key).contains(&entry) } else { wins };
         if value.is_empty() || !counts {
             return;
@@ -115,7 +123,6 @@ impl<'a> Service<'a> {
                 same if self.last("StandardOutput").is_some_and(|out| out.value == same) => {}
                 _ => file.note(line, key, "manifests have one file for all output: that of StandardOutput"),
             },
-            "UMask" if matches!(value.as_str(), "022" | "0022") => {}
             "KillSignal" if signal(value).as_deref() == Some("TERM") => {}
             "KillMode" if value == "control-group" => {}
             "SendSIGKILL" if is_true(value) => {}
@@ -124,16 +131,10 @@ impl<'a> Service<'a> {
                 file.note(line, key, "a one-shot counts as done after its run; ExecStop runs only on a stop");
             }
             // Converted elsewhere.
-            "Type" | "ExecStart" | "ExecReload" | "ExecStop" | "Restart" | "KillSignal" => {}
-            "ExecStartPre" | "ExecStartPost" | "ExecStopPost" | "ExecCondition" => {
+            "Type" | "ExecStart" | "ExecStartPre" | "ExecReload" | "ExecStop" | "Restart" | "KillSignal"
+            | "EnvironmentFile" => {}
+            "ExecStartPost" | "ExecStopPost" | "ExecCondition" => {
                 file.note(line, key, "manifests have one start_cmd and one stop_cmd: add the command there");
-            }
-            "EnvironmentFile" => {
-                file.note(
-                    line,
-                    key,
-                    "the agent does not read environment files: write the variables to env, or use {file: PATH} for one",
-                );
             }
             "Group" | "SupplementaryGroups" => {
                 file.note(line, key, "a process has the groups of its user in manifests");
@@ -141,6 +142,7 @@ impl<'a> Service<'a> {
             "TimeoutStartSec" => {
                 file.note(line, key, "foreground mode has no start timeout; a process counts as started after start_check_secs");
             }
+            _ if self.sandbox(entry, draft, file) => {}
             _ => file.note(line, key, "no equivalent in manifests"),
         }
     }

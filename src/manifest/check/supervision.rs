@@ -12,7 +12,7 @@ use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::model::{
     AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
-    Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number,
+    Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number, octal_mask,
 };
 
 pub fn health(
@@ -223,8 +223,7 @@ fn capabilities(names: &[Text], path: &FieldPath, values: &mut ValueChecker) -> 
 }
 
 fn umask(text: &Text, path: &FieldPath, values: &mut ValueChecker) -> Option<u32> {
-    let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
-    let mask = u32::from_str_radix(text, 8).ok().filter(|mask| is_octal && *mask <= 0o777);
+    let mask = octal_mask(text);
     if mask.is_none() {
         let message = format!("{path} {:?} is not an octal mask", shorten(text));
         values.report(PathProblem::new(Code::OutOfRange, path.clone(), message).hint("such as \"0027\""));
