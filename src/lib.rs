@@ -39,7 +39,7 @@
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
-//! - `backoff`: retry delays: growth, cap and jitter.
+//! - `retry_delay`: delays between attempts: growth, cap and jitter.
 //! - [`clock`]: the wall clock, time zones and crontab schedules.
 //! - `error_chain`: an error and its causes in one line.
 //! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
@@ -60,7 +60,6 @@
 pub mod agent;
 pub mod agent_protocol;
 pub mod backend;
-mod backoff;
 pub mod cli;
 pub mod clock;
 pub mod contract;
@@ -84,5 +83,6 @@ pub mod observe;
 mod permissions;
 mod proc;
 pub mod reconcile;
+mod retry_delay;
 pub mod source;
 pub mod store;

@@ -21,13 +21,13 @@ use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
     Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk, OpResult, ToAgent,
 };
-use crate::backoff::BackoffPolicy;
 use crate::clock;
 use crate::error_chain::chain;
 use crate::gse::response::Envelope;
 use crate::http::{ClientConfig, ClientError, TransportError, redirect};
 use crate::model::HostKey;
 use crate::permissions::{PermissionError, check_private};
+use crate::retry_delay::RetryDelay;
 use crate::store::Error;
 
 /// The gateway that an agent joins, and the identity that it joins with.
@@ -49,8 +49,8 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * HEARTBEAT_SECS + 1);
 /// A stream whose heartbeats are older than this is reopened: the gateway then stamps open operations again.
 const LAG_MS: u64 = 5_000;
 /// Delays between attempts to join. Half of a delay is jitter: agents of a restarted gateway return at different times.
-const BACKOFF: BackoffPolicy =
-    BackoffPolicy::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
+const BACKOFF: RetryDelay =
+    RetryDelay::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
 
 /// Why a session with the gateway ended.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::backoff::BackoffPolicy;
+use crate::retry_delay::RetryDelay;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{RestartRule, RestartWhen};
@@ -127,7 +127,7 @@ pub fn step(
             }
             let over = tries - policy.retries;
             let millis = |ms: i64| Duration::from_millis(ms.unsigned_abs());
-            let backoff = BackoffPolicy::doubling(millis(base), millis(MAX_BACKOFF_MS));
+            let backoff = RetryDelay::doubling(millis(base), millis(MAX_BACKOFF_MS));
             let wait = backoff.after(over.saturating_add(2)).as_millis();
             let until = now.saturating_add(i64::try_from(wait).unwrap_or(MAX_BACKOFF_MS));
             (RestartSeries { tries: next, phase: Phase::Failed { until } }, RestartAction::GiveUpUntil(until))

@@ -7,7 +7,7 @@ use super::commands::plan::groups;
 use super::target::ConnectedTarget;
 use crate::clock;
 use crate::contract::NextAction;
-use crate::control::{pin, revisions, suspended};
+use crate::control::{pin, stored_revisions, suspended};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::observe::Target;
@@ -26,7 +26,7 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
     let observed = live.observe_all().await?;
     let (holds, pauses) = live.restraints().await?;
     // An owner without observed processes may still declare some.
-    let mut owners = revisions::owners(&live.state).await.unwrap_or_default();
+    let mut owners = stored_revisions::owners(&live.state).await.unwrap_or_default();
     owners.extend(observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)));
     let mut all = BTreeMap::new();
     for owner in owners {
@@ -45,11 +45,11 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
 async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
     let revision = match pin::read(&live.state, owner).await.ok()? {
         Some((pin, _)) => pin.revision,
-        None => revisions::active(&live.state, owner).await.ok()?.0?.revision,
+        None => stored_revisions::active(&live.state, owner).await.ok()?.0?.revision,
     };
-    let snapshots = revisions::list(&live.state, owner).await.ok()?;
+    let snapshots = stored_revisions::list(&live.state, owner).await.ok()?;
     let snapshot = snapshots.into_iter().find(|snapshot| snapshot.revision == revision)?;
-    let texts = revisions::texts(&live.state, owner, &snapshot).await.ok()?;
+    let texts = stored_revisions::texts(&live.state, owner, &snapshot).await.ok()?;
     let mut loaded = manifest::load_files(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
     if loaded.errors() > 0 {
         return None;

@@ -42,7 +42,7 @@ pub use problem::{
     Difference, FieldDifference, ManifestProblem, RefusedLaunch, RefusedLaunches, Severity, Sides,
 };
 pub use process_row::{
-    ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, ObservedProcess, ObservedRow,
+    ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
     ProcessDetails, ProcessRow, ROW_FIELDS, TargetProcess, row_fields,
 };
 pub use schema::SchemaSet;

@@ -63,7 +63,7 @@ pub const ROW_FIELDS: [&str; 17] = [
     "report_time",
 ];
 
-/// Additional fields of an [`ObservedRow`].
+/// Additional fields of an [`OfflineRow`].
 const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
 
 /// Every field that `plan --observed` knows.
@@ -141,7 +141,7 @@ pub struct HeldDetail {
 
 /// A process of a target that is not an Abide gateway, as observed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ObservedProcess {
+pub struct PlatformProcess {
     #[serde(flatten)]
     pub row: ProcessRow,
     #[schemars(with = "Option<Map<String, Value>>")]
@@ -156,7 +156,7 @@ pub struct ObservedProcess {
 #[serde(untagged)]
 pub enum TargetProcess {
     /// Only this row has a sync status before a comparison.
-    Observed(Box<ObservedProcess>),
+    Observed(Box<PlatformProcess>),
     Gateway(Box<GatewayProcess>),
 }
 
@@ -202,7 +202,7 @@ impl TargetProcess {
     pub fn listed(self, sync: SyncStatus) -> ListedProcess {
         match self {
             TargetProcess::Observed(process) => {
-                let ObservedProcess { row, message, .. } = *process;
+                let PlatformProcess { row, message, .. } = *process;
                 let row = ProcessRow { sync, ..row };
                 ListedProcess {
                     row,
@@ -246,7 +246,7 @@ pub enum NextAction {
 /// flag is unknown. Texts that repeat in many rows are parsed later, each once.
 #[derive(Deserialize)]
 #[serde(rename = "Row")]
-pub struct ObservedRow<'a> {
+pub struct OfflineRow<'a> {
     pub instance: Option<InstanceKey>,
     pub namespace: Option<String>,
     pub name: Option<String>,
@@ -314,13 +314,13 @@ mod tests {
         let names: Vec<&str> = written.as_object().expect("an object").keys().map(String::as_str).collect();
         assert_eq!(names, ROW_FIELDS);
         let text = written.to_string();
-        let read: ObservedRow<'_> = serde_json::from_str(&text).expect("a row");
+        let read: OfflineRow<'_> = serde_json::from_str(&text).expect("a row");
         assert_eq!((read.registered, read.hosted, read.running), (Some(true), None, Some(false)));
     }
 
     #[test]
     fn details_follow_the_row_of_each_kind_of_target() {
-        let observed = ObservedProcess { row: row(), spec: None, live_spec: None, message: None };
+        let observed = PlatformProcess { row: row(), spec: None, live_spec: None, message: None };
         let details = ProcessDetails {
             process: TargetProcess::Observed(Box::new(observed)),
             hold: None,

@@ -12,15 +12,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::backoff::BackoffPolicy;
 use crate::execute::StepResult;
 use crate::model::{
     Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
 };
 use crate::observe::stable_fields;
+use crate::retry_delay::RetryDelay;
 
-const DELAYS: BackoffPolicy =
-    BackoffPolicy::doubling(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(0.2);
+const DELAYS: RetryDelay =
+    RetryDelay::doubling(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(0.2);
 /// How many times the same steps may succeed within this window.
 const MAX_REPEATS: u32 = 3;
 const REPEAT_WINDOW_SECS: u64 = 600;

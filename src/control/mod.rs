@@ -12,7 +12,7 @@
 //! A failed instance backs off, longer after each failure ([`backoff`]); a new manifest revision resets that. Only
 //! the leader acts: a second controller waits for the lease.
 //!
-//! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
+//! Active revisions are stored ([`stored_revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
 //! overrides the source. Both belong to the [`engine`](crate::engine), which `apply` uses, too.
 //!
 //! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
@@ -39,7 +39,7 @@ use self::reconciler::Reconciler;
 use self::spec_history::ManifestHistory;
 use self::status::Row;
 use crate::clock;
-pub use crate::engine::{history, pin, revisions};
+pub use crate::engine::{history, pin, stored_revisions};
 use crate::execute::Precheck;
 use crate::ids;
 use crate::manifest::Limits;

@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tracing::{info, warn};
 
-use crate::backoff::BackoffPolicy;
 use crate::contract::EventDetails;
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
+use crate::retry_delay::RetryDelay;
 
 /// Default of `--notify-template`.
 pub const DEFAULT_TEMPLATE: &str = r#"{"text": "{{title}}\n{{text}}"}"#;
@@ -21,7 +21,7 @@ pub const DEFAULT_TEMPLATE: &str = r#"{"text": "{{title}}\n{{text}}"}"#;
 /// Timeout of one attempt, maximum attempts, and the first delay between attempts.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
-const DELAYS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(500), Duration::from_secs(60));
+const DELAYS: RetryDelay = RetryDelay::doubling(Duration::from_millis(500), Duration::from_secs(60));
 
 /// A JSON text with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]

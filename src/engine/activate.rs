@@ -4,7 +4,7 @@ use super::history::{self, RunEnd};
 use super::input::{PlanDigests, PlanInput};
 use super::pin::{self, Pin};
 use super::report::Report;
-use super::revisions::{self, NewRevision};
+use super::stored_revisions::{self, NewRevision};
 use crate::contract::HistoryEntry;
 use crate::model::{ManifestRevision, Plan};
 use crate::store::{Error, Store};
@@ -46,9 +46,9 @@ impl Activation {
                     commit: None,
                     texts: &texts,
                 };
-                let ended = revisions::activate(state, &new).await;
+                let ended = stored_revisions::activate(state, &new).await;
                 // A failed collection is repeated by the next apply.
-                let _ = revisions::gc(state, owner).await;
+                let _ = stored_revisions::gc(state, owner).await;
                 ended
             }
         }
@@ -65,7 +65,7 @@ impl Activation {
             Activation::Pinned(_) => Ok(false),
             Activation::New => {
                 let pinned = pin::read(state, owner).await?;
-                let active = revisions::active(state, owner).await?.0;
+                let active = stored_revisions::active(state, owner).await?.0;
                 let is_same = |last: &str| !source.accepted || last == source.name;
                 Ok(pinned.is_none() && active.is_none_or(|active| is_same(&active.source)))
             }
@@ -107,6 +107,6 @@ pub(super) fn history_result(report: &Report) -> RunEnd {
 
 /// The source of the owner's active revision, if it is another one.
 pub async fn changed_source<S: Store>(state: &S, owner: &str, source: &str) -> Result<Option<String>, Error> {
-    let last = revisions::active(state, owner).await?.0;
+    let last = stored_revisions::active(state, owner).await?.0;
     Ok(last.map(|last| last.source).filter(|last| last != source))
 }

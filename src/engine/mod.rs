@@ -29,8 +29,8 @@ mod verify;
 pub mod history;
 pub mod manual;
 pub mod pin;
-pub mod revisions;
 pub mod rollback;
+pub mod stored_revisions;
 
 pub use self::activate::{Activation, changed_source};
 pub use self::apply::apply;

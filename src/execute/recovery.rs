@@ -12,12 +12,12 @@ use super::{GRACE, ledger};
 use crate::backend::{
     Backend, BackendError, InstanceQuery, OperationState, OperationStatus, RowState, Task, name_of_move,
 };
-use crate::backoff::BackoffPolicy;
 use crate::model::{
     AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, RunningProcess, SpecSide, Step,
     Time,
 };
 use crate::reconcile::{Caps, Expected, after};
+use crate::retry_delay::RetryDelay;
 use crate::store::{Error, Store};
 
 /// Why recovery is not finished.
@@ -182,7 +182,7 @@ async fn await_restarts<B: Backend>(
         }
         if !open.is_empty() {
             tokio::time::sleep(interval).await;
-            interval = BackoffPolicy::doubling(POLL_INTERVAL, MAX_POLL_INTERVAL).next(interval);
+            interval = RetryDelay::doubling(POLL_INTERVAL, MAX_POLL_INTERVAL).next(interval);
         }
     }
     Ok(())

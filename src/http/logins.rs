@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::peers::PeerKey;
-use crate::backoff::BackoffPolicy;
+use crate::retry_delay::RetryDelay;
 
 /// Failures without a delay: typing errors.
 const FREE_FAILURES: u32 = 3;
 /// Delay of the first failure beyond these; each further failure doubles it.
-const DELAYS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(2));
+const DELAYS: RetryDelay = RetryDelay::doubling(Duration::from_millis(100), Duration::from_secs(2));
 /// Time after which one failure expires.
 const FAILURE_DECAY: Duration = Duration::from_secs(5);
 /// Maximum counted failures: more would take too long to expire.

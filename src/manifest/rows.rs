@@ -17,7 +17,7 @@ use super::variables::escape_spec;
 use super::{parallel, variables};
 use crate::clock;
 pub use crate::contract::ROW_FIELDS;
-use crate::contract::{ObservedRow, row_fields};
+use crate::contract::{OfflineRow, row_fields};
 use crate::model::{
     HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance,
     ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
@@ -107,7 +107,7 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), R
     };
     let raw: Vec<&RawValue> = serde_json::from_str(text)
         .map_err(|error| vec![format!("the file is not a list of rows: {error}")])?;
-    let rows = parallel::map(&raw, |raw| serde_json::from_str::<ObservedRow<'_>>(raw.get()));
+    let rows = parallel::map(&raw, |raw| serde_json::from_str::<OfflineRow<'_>>(raw.get()));
     let mut faults = RowErrors::new();
     let mut good = Vec::with_capacity(rows.len());
     for (nth, row) in rows.into_iter().enumerate() {
@@ -176,7 +176,7 @@ fn plain(error: &serde_json::Error) -> String {
 type SpecText<'a> = (&'a str, Option<&'a str>);
 
 fn specs<'a>(
-    rows: &[(usize, ObservedRow<'a>)],
+    rows: &[(usize, OfflineRow<'a>)],
     faults: &mut RowErrors,
 ) -> HashMap<SpecText<'a>, Arc<HashedSpec>> {
     let mut all: BTreeMap<SpecText<'a>, usize> = BTreeMap::new();
@@ -255,7 +255,7 @@ type FaultyRow = (Option<InstanceKey>, RowError);
 
 /// The observed instance of a row. `None` for a host that could not be observed, which is added to the gaps.
 fn parse_row(
-    row: ObservedRow<'_>,
+    row: OfflineRow<'_>,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
     gaps: &mut BTreeMap<HostKey, String>,
 ) -> Result<Option<(InstanceKey, ObservedInstance)>, FaultyRow> {
@@ -275,7 +275,7 @@ fn parse_row(
 }
 
 fn observed_instance(
-    row: ObservedRow<'_>,
+    row: OfflineRow<'_>,
     key: &InstanceKey,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
 ) -> Result<ObservedInstance, RowError> {

@@ -15,11 +15,11 @@ mod manifest_revision;
 mod observed;
 mod outcome;
 mod plan;
-mod revision;
 mod sandbox;
 mod selection;
 mod selector;
 mod spec;
+mod spec_revision;
 mod supervision;
 mod text_digest;
 mod time;
@@ -43,7 +43,6 @@ pub use observed::{
 };
 pub use outcome::{StepOutcome, SyncStatus};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
-pub use revision::{ParseSpecRevisionError, SpecRevision};
 pub use sandbox::{
     ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,
     ulimit_number,
@@ -54,6 +53,7 @@ pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
     StartMode, secret_digest,
 };
+pub use spec_revision::{ParseSpecRevisionError, SpecRevision};
 pub use supervision::{
     AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, RestartRule, RestartWhen, SIGNALS,
     SectionParts, SpecSection, bytes, signal_number,

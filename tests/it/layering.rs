@@ -26,7 +26,7 @@ const MODULES: [&str; 24] = [
     "http",
     "gateway",
     "agent",
-    "backoff",
+    "retry_delay",
     "clock",
     "ids",
     "metrics",
@@ -63,9 +63,9 @@ fn uses(code: &str, module: &str) -> bool {
 
 #[test]
 fn modules_depend_only_on_allowed_modules() {
-    const PRIMITIVES: [&str; 4] = ["backoff", "ids", "metrics", "proc"];
+    const PRIMITIVES: [&str; 4] = ["retry_delay", "ids", "metrics", "proc"];
     let may_use: [(&str, &[&str]); 23] = [
-        ("backoff", &[]),
+        ("retry_delay", &[]),
         ("clock", &["model"]),
         ("ids", &["model"]),
         ("metrics", &[]),

@@ -1,6 +1,6 @@
 //! Rollback: an earlier revision is active, with real processes, until a newer change.
 
-use abide::control::revisions::{self, MAX_REVISIONS, NewRevision};
+use abide::control::stored_revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};
 use abide::model::ManifestRevision;
 use abide::store::{Embedded, Store};
@@ -194,10 +194,10 @@ fn the_last_twenty_revisions_are_kept() {
                 commit: None,
                 texts: &texts,
             };
-            assert_eq!(revisions::activate(&store, &word).await.expect("it is kept"), None);
-            revisions::gc(&store, "team").await.expect("it is tidy");
+            assert_eq!(stored_revisions::activate(&store, &word).await.expect("it is kept"), None);
+            stored_revisions::gc(&store, "team").await.expect("it is tidy");
         }
-        let kept = revisions::list(&store, "team").await.expect("a list");
+        let kept = stored_revisions::list(&store, "team").await.expect("a list");
         assert_eq!(kept.len(), MAX_REVISIONS);
         // What they share is there once.
         let texts = store.range("snap/team/text/", None, usize::MAX).await.expect("texts").entries;
@@ -208,7 +208,7 @@ fn the_last_twenty_revisions_are_kept() {
         );
         for snapshot in &kept {
             let version = snapshot.revision.as_str().parse().expect("a number");
-            let texts = revisions::texts(&store, "team", snapshot).await.expect("its texts");
+            let texts = stored_revisions::texts(&store, "team", snapshot).await.expect("its texts");
             let again = manifest::load_files(texts, Vec::new(), &Limits::default(), &Default::default());
             assert_eq!(again.desired, load(version).desired);
         }

@@ -11,18 +11,18 @@ use super::operations::{TaskWire, host_value};
 use super::{Abide, read};
 use crate::backend::live_check::live;
 use crate::backend::{BackendError, InstanceQuery};
-use crate::backoff::BackoffPolicy;
 use crate::clock;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
 use crate::model::{Dialect, Observed, ObservedInstance};
+use crate::retry_delay::RetryDelay;
 
 /// Maximum instances per call.
 const BATCH: usize = 1000;
 /// Timeout for the rows of one call.
 const TIME: Duration = Duration::from_secs(10);
 /// Interval between two polls: first and maximum.
-const POLL: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(10), Duration::from_millis(500));
+const POLL: RetryDelay = RetryDelay::doubling(Duration::from_millis(10), Duration::from_millis(500));
 
 #[derive(Deserialize)]
 struct StatusWire {

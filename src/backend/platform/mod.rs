@@ -25,16 +25,16 @@ use self::wire::{Item, PlatformRequest, ResponseKind};
 use super::{
     Backend, BackendError, InstanceQuery, Operation, OperationState, OperationStatus, RowState, Scope, Task,
 };
-use crate::backoff::BackoffPolicy;
 use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
 use crate::http::{ApiEndpoint, CallError, ClientError, UnreadableResponse};
 use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
+use crate::retry_delay::RetryDelay;
 
 /// Attempts of a read-only call, and the first delay between them.
 const QUESTIONS: u32 = 4;
-const RETRIES: BackoffPolicy =
-    BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(5)).with_factor(3);
+const RETRIES: RetryDelay =
+    RetryDelay::doubling(Duration::from_millis(100), Duration::from_secs(5)).with_factor(3);
 
 pub struct Platform {
     line: Transport,

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::super::{BackendError, Refusal, RefusalReason};
-use crate::backoff::BackoffPolicy;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
 use crate::model::Dialect;
+use crate::retry_delay::RetryDelay;
 
 /// Rate limits of a platform.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +49,7 @@ struct AdaptiveRate {
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum retries of a rate-limited call.
 const MAX_RETRIES: u32 = 10;
-const GAPS: BackoffPolicy = BackoffPolicy::doubling(Duration::from_millis(100), Duration::from_secs(5));
+const GAPS: RetryDelay = RetryDelay::doubling(Duration::from_millis(100), Duration::from_secs(5));
 
 impl Transport {
     pub fn new(

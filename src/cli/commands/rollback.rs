@@ -19,7 +19,7 @@ use crate::clock;
 use crate::contract::HistoryEntry;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
-use crate::control::revisions::{self, Snapshot};
+use crate::control::stored_revisions::{self, Snapshot};
 use crate::manifest;
 use crate::model::ManifestRevision;
 use crate::reconcile::Caps;
@@ -97,13 +97,13 @@ async fn roll_back(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let broken = |error: Error| live.failure(&error);
-    let known = revisions::list(&live.state, owner).await.map_err(broken)?;
+    let known = stored_revisions::list(&live.state, owner).await.map_err(broken)?;
     let pinned = pin::read(&live.state, owner).await.map_err(broken)?.map(|(pin, _)| pin);
-    let active = revisions::active(&live.state, owner).await.map_err(broken)?.0;
+    let active = stored_revisions::active(&live.state, owner).await.map_err(broken)?.0;
     let history = history::newest(&live.state, owner, history::MAX_ENTRIES).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(active.as_ref().map(|active| &active.revision));
     let snapshot = find_revision(to, &known, &history, now)?;
-    let texts = revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
+    let texts = stored_revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
     let limits = args.limits.limits();
     let loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
     let apply = apply_args(args, owner);

@@ -14,7 +14,7 @@ use crate::contract::{
     self, ActiveSource, NextAction, OutOfSyncInstance, PinnedOwner, TargetDown, TargetReport,
 };
 use crate::control::pin::Pin;
-use crate::control::revisions::{self, ActiveRevision};
+use crate::control::stored_revisions::{self, ActiveRevision};
 use crate::model::{Health, HoldReason, HostKey, InstanceKey, ObservedInstance};
 use crate::reconcile::SyncStatus;
 use crate::store::Error;
@@ -114,8 +114,8 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
 async fn active_revisions(live: &ConnectedTarget) -> Result<Vec<(String, ActiveRevision)>, Failure> {
     let broken = |error: Error| live.failure(&error);
     let mut all = Vec::new();
-    for owner in revisions::owners(&live.state).await.map_err(broken)? {
-        let active = revisions::active(&live.state, &owner).await.map_err(broken)?.0;
+    for owner in stored_revisions::owners(&live.state).await.map_err(broken)? {
+        let active = stored_revisions::active(&live.state, &owner).await.map_err(broken)?.0;
         all.extend(active.map(|active| (owner, active)));
     }
     Ok(all)

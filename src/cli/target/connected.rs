@@ -7,7 +7,7 @@ use crate::backend::{Abide, AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::plan::source::source_changed;
 use crate::cli::output::print::count;
 use crate::cli::{Exit, Failure};
-use crate::contract::{HostEntry, Hosting, ObservedProcess, ProcessRow, TargetProcess};
+use crate::contract::{HostEntry, Hosting, PlatformProcess, ProcessRow, TargetProcess};
 use crate::engine::pin::Pin;
 use crate::engine::{ApplyError, ConnectedTarget};
 use crate::model::{
@@ -192,7 +192,7 @@ impl ConnectedTarget {
 }
 
 /// The row of an instance, for targets other than an Abide gateway.
-fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> ObservedProcess {
+fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> PlatformProcess {
     let revision = |version: &KnownSpec| match version {
         KnownSpec::Unknown => None,
         KnownSpec::Digests(revision) => Some(*revision),
@@ -222,7 +222,7 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Obser
         report_time: time(seen.report_time),
     };
     let (spec, live_spec) = (spec(&seen.specs.registered), spec(&seen.specs.live));
-    ObservedProcess { row, spec, live_spec, message: observed.gaps.get(&key.host).cloned() }
+    PlatformProcess { row, spec, live_spec, message: observed.gaps.get(&key.host).cloned() }
 }
 
 /// The target did answer: an instance has a row under its host's address and one under its agent id.

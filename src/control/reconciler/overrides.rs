@@ -6,7 +6,7 @@ use super::choice::{is_superseded, left_behind};
 use super::context::PassContext;
 use crate::control::event::ControllerEvent;
 use crate::control::pin::{self, Pin};
-use crate::control::{ManifestConfig, Target, revisions};
+use crate::control::{ManifestConfig, Target, stored_revisions};
 use crate::manifest;
 use crate::model::ManifestRevision;
 use crate::source::{SourceState, set_default_user};
@@ -104,7 +104,7 @@ impl LastApplied {
         owner: &str,
         config: &ManifestConfig,
     ) -> Result<Option<Arc<SourceState>>, Error> {
-        let Some(active) = revisions::active(state, owner).await?.0 else { return Ok(None) };
+        let Some(active) = stored_revisions::active(state, owner).await?.0 else { return Ok(None) };
         if self.0.as_ref().is_none_or(|known| known.revision != active.revision) {
             self.0 = Some(Arc::new(read(state, owner, &active.revision, config).await?));
         }
@@ -121,10 +121,10 @@ async fn read<S: Store>(
 ) -> Result<SourceState, Error> {
     let file = format!("revision {revision}");
     let broken = |what: &str| Error::Corrupt { file: file.clone(), what: what.to_owned() };
-    let all = revisions::list(state, owner).await?;
+    let all = stored_revisions::list(state, owner).await?;
     let found = all.into_iter().find(|snapshot| snapshot.revision == *revision);
     let found = found.ok_or_else(|| broken("the revision is no longer stored"))?;
-    let texts = revisions::texts(state, owner, &found).await?;
+    let texts = stored_revisions::texts(state, owner, &found).await?;
     let none = std::collections::BTreeMap::new();
     let mut loaded = manifest::load_files(texts.clone(), Vec::new(), &config.limits, &none);
     if let Some(user) = &config.default_user {

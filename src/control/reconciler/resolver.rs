@@ -10,7 +10,7 @@ use super::context::PassContext;
 use super::overrides::{LastApplied, PinOverride};
 use crate::control::Target;
 use crate::control::event::ControllerEvent;
-use crate::control::revisions::{self, NewRevision};
+use crate::control::stored_revisions::{self, NewRevision};
 use crate::model::ManifestRevision;
 use crate::source::{Source, SourceState};
 use crate::store::Error;
@@ -72,7 +72,9 @@ impl RevisionResolver {
         };
         if lacks {
             // After a failed read, the next pass tries again.
-            match revisions::active_texts(state, context.owner(), &context.config.manifests.source).await {
+            match stored_revisions::active_texts(state, context.owner(), &context.config.manifests.source)
+                .await
+            {
                 Ok(texts) => drop(source.restore_last_good(texts)),
                 Err(_) => self.has_recalled = false,
             }
@@ -157,13 +159,13 @@ impl RevisionResolver {
             return Ok(());
         }
         let state = context.state();
-        let known = revisions::active(state, owner).await?.0;
+        let known = stored_revisions::active(state, owner).await?.0;
         let is_known = known.is_some_and(|known| {
             (&known.revision, &known.commit, &known.source) == (revision, commit, source)
         });
         if !is_known {
             let new = NewRevision { owner, source, revision, commit: commit.as_deref(), texts };
-            revisions::activate(state, &new).await?;
+            stored_revisions::activate(state, &new).await?;
             self.needs_gc = true;
         }
         self.stored = Some((revision.clone(), commit.clone()));
@@ -173,7 +175,7 @@ impl RevisionResolver {
     /// Deletes expired revisions after an activation. A failed cleanup is repeated by the next activation.
     pub async fn collect_expired<T: Target>(&mut self, context: PassContext<'_, T>) {
         if std::mem::take(&mut self.needs_gc) {
-            let _ = revisions::gc(context.state(), context.owner()).await;
+            let _ = stored_revisions::gc(context.state(), context.owner()).await;
         }
     }
 

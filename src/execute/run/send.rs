@@ -12,17 +12,17 @@ use tracing::warn;
 
 use super::{Chains, Flight, Run};
 use crate::backend::{Backend, BackendError, Operation, RowState, Task};
-use crate::backoff::BackoffPolicy;
 use crate::error_chain::chain;
 use crate::execute::journal::{Call, Journal, JournaledStep};
 use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
 use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
+use crate::retry_delay::RetryDelay;
 use crate::store::{Error, Store};
 
 /// Maximum attempts for a call that had no effect, and the delays between them.
 const MAX_ATTEMPTS: u32 = 5;
-const RETRIES: BackoffPolicy =
-    BackoffPolicy::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
+const RETRIES: RetryDelay =
+    RetryDelay::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
 
 /// Why a call has no task.
 #[derive(Debug, thiserror::Error)]

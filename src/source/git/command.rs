@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{Address, is_loopback, masked};
 use super::version::{self, VersionError};
-use crate::backoff::BackoffPolicy;
+use crate::retry_delay::RetryDelay;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Time limit of commands on our own mirror.
@@ -268,7 +268,7 @@ impl GitCommand {
     /// Waits until the child ends, its time limit passes, or we are stopped.
     fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, CommandError> {
         let begin = Instant::now();
-        let poll = BackoffPolicy::doubling(Duration::from_millis(1), Duration::from_millis(20));
+        let poll = RetryDelay::doubling(Duration::from_millis(1), Duration::from_millis(20));
         let mut pause = poll.first();
         loop {
             let name = || name.to_owned();

@@ -7,15 +7,15 @@ use tokio::sync::mpsc;
 use super::LogsArgs;
 use crate::agent_protocol::HEARTBEAT_SECS;
 use crate::backend::{Abide, BackendError, LogRequest};
-use crate::backoff::BackoffPolicy;
 use crate::cli::Exit;
 use crate::contract::LogLine;
 use crate::http::ApiClient;
 use crate::model::InstanceKey;
+use crate::retry_delay::RetryDelay;
 
 /// Delays between attempts to continue a followed log.
-const BACKOFF: BackoffPolicy =
-    BackoffPolicy::doubling(Duration::from_millis(200), Duration::from_secs(5)).with_jitter(0.5);
+const BACKOFF: RetryDelay =
+    RetryDelay::doubling(Duration::from_millis(200), Duration::from_secs(5)).with_jitter(0.5);
 /// A gateway that is silent for this long counts as gone.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * HEARTBEAT_SECS + 1);
 

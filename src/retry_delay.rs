@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Delays between attempts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BackoffPolicy {
+pub struct RetryDelay {
     first: Duration,
     max: Duration,
     factor: u32,
@@ -12,19 +12,19 @@ pub struct BackoffPolicy {
     jitter: f64,
 }
 
-impl BackoffPolicy {
+impl RetryDelay {
     /// Each delay is twice the previous one, up to `max`.
-    pub const fn doubling(first: Duration, max: Duration) -> BackoffPolicy {
-        BackoffPolicy { first, max, factor: 2, jitter: 0.0 }
+    pub const fn doubling(first: Duration, max: Duration) -> RetryDelay {
+        RetryDelay { first, max, factor: 2, jitter: 0.0 }
     }
 
-    pub const fn with_factor(self, factor: u32) -> BackoffPolicy {
-        BackoffPolicy { factor, ..self }
+    pub const fn with_factor(self, factor: u32) -> RetryDelay {
+        RetryDelay { factor, ..self }
     }
 
     /// `share`: 0 to 1.
-    pub const fn with_jitter(self, share: f64) -> BackoffPolicy {
-        BackoffPolicy { jitter: share, ..self }
+    pub const fn with_jitter(self, share: f64) -> RetryDelay {
+        RetryDelay { jitter: share, ..self }
     }
 
     pub const fn first(self) -> Duration {
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn delays_grow_up_to_their_cap() {
         let secs = Duration::from_secs;
-        let policy = BackoffPolicy::doubling(secs(1), secs(300));
+        let policy = RetryDelay::doubling(secs(1), secs(300));
         let delays = [1, 2, 3, 9, 10, u32::MAX].map(|failures| policy.after(failures));
         assert_eq!(delays, [secs(1), secs(2), secs(4), secs(256), secs(300), secs(300)]);
         assert_eq!(
@@ -66,12 +66,12 @@ mod tests {
             [1, 2, 300].map(secs)
         );
         assert_eq!(policy.with_factor(4).after(3), secs(16));
-        assert_eq!(BackoffPolicy::doubling(secs(u64::MAX), secs(5)).after(7), secs(5));
+        assert_eq!(RetryDelay::doubling(secs(u64::MAX), secs(5)).after(7), secs(5));
     }
 
     #[test]
     fn jitter_only_shortens_a_delay() {
-        let policy = BackoffPolicy::doubling(Duration::from_secs(1), Duration::from_secs(2)).with_jitter(0.2);
+        let policy = RetryDelay::doubling(Duration::from_secs(1), Duration::from_secs(2)).with_jitter(0.2);
         let jittered = [0.0, 1.0, 7.0].map(|chance| policy.jittered(Duration::from_secs(10), chance));
         assert_eq!(jittered, [8, 10, 10].map(Duration::from_secs));
     }
