@@ -34,6 +34,64 @@ const MODULES: [&str; 24] = [
     "cli",
 ];
 
+/// The modules that each module may use, apart from the primitives.
+const MAY_USE: [(&str, &[&str]); 23] = [
+    ("retry_delay", &[]),
+    ("clock", &["model"]),
+    ("ids", &["model"]),
+    ("metrics", &[]),
+    ("proc", &[]),
+    ("model", &[]),
+    ("contract", &["model"]),
+    ("manifest", &["model", "contract", "clock"]),
+    ("reconcile", &["model"]),
+    ("gse", &["model"]),
+    ("agent_protocol", &["model", "gse"]),
+    ("import", &["model", "manifest"]),
+    ("source", &["model", "manifest", "store", "clock"]),
+    ("backend", &["model", "contract", "gse", "agent_protocol", "http", "clock"]),
+    ("execute", &["model", "store", "backend", "reconcile", "clock"]),
+    // An observation reads the ledger that an execution writes.
+    ("observe", &["model", "store", "backend", "reconcile", "execute", "clock"]),
+    // Of `manifest` it uses the texts: a revision is stored with them, and reasons have their location in them.
+    (
+        "engine",
+        &[
+            "model",
+            "contract",
+            "manifest",
+            "reconcile",
+            "backend",
+            "observe",
+            "execute",
+            "store",
+            "http",
+            "clock",
+        ],
+    ),
+    (
+        "control",
+        &[
+            "model",
+            "contract",
+            "manifest",
+            "reconcile",
+            "backend",
+            "observe",
+            "execute",
+            "engine",
+            "source",
+            "store",
+            "clock",
+        ],
+    ),
+    ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
+    ("store", &["model", "contract", "http", "clock"]),
+    ("http", &[]),
+    ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "clock"]),
+    ("agent", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
+];
+
 /// Every `.rs` file below a folder, without its tests.
 fn sources(folder: &Path) -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -64,63 +122,7 @@ fn uses(code: &str, module: &str) -> bool {
 #[test]
 fn modules_depend_only_on_allowed_modules() {
     const PRIMITIVES: [&str; 4] = ["retry_delay", "ids", "metrics", "proc"];
-    let may_use: [(&str, &[&str]); 23] = [
-        ("retry_delay", &[]),
-        ("clock", &["model"]),
-        ("ids", &["model"]),
-        ("metrics", &[]),
-        ("proc", &[]),
-        ("model", &[]),
-        ("contract", &["model"]),
-        ("manifest", &["model", "contract", "clock"]),
-        ("reconcile", &["model"]),
-        ("gse", &["model"]),
-        ("agent_protocol", &["model", "gse"]),
-        ("import", &["model", "manifest"]),
-        ("source", &["model", "manifest", "store", "clock"]),
-        ("backend", &["model", "contract", "gse", "agent_protocol", "http", "clock"]),
-        ("execute", &["model", "store", "backend", "reconcile", "clock"]),
-        // An observation reads the ledger that an execution writes.
-        ("observe", &["model", "store", "backend", "reconcile", "execute", "clock"]),
-        // Of `manifest` it uses the texts: a revision is stored with them, and reasons have their location in them.
-        (
-            "engine",
-            &[
-                "model",
-                "contract",
-                "manifest",
-                "reconcile",
-                "backend",
-                "observe",
-                "execute",
-                "store",
-                "http",
-                "clock",
-            ],
-        ),
-        (
-            "control",
-            &[
-                "model",
-                "contract",
-                "manifest",
-                "reconcile",
-                "backend",
-                "observe",
-                "execute",
-                "engine",
-                "source",
-                "store",
-                "clock",
-            ],
-        ),
-        ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
-        ("store", &["model", "contract", "http", "clock"]),
-        ("http", &[]),
-        ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "clock"]),
-        ("agent", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
-    ];
-    for (module, used) in may_use {
+    for (module, used) in MAY_USE {
         let is_pure = matches!(module, "model" | "reconcile" | "clock") || PRIMITIVES.contains(&module);
         let is_allowed = |other: &str| {
             other == module || used.contains(&other) || (PRIMITIVES.contains(&other) && !is_pure)
@@ -130,6 +132,23 @@ fn modules_depend_only_on_allowed_modules() {
                 assert!(!uses(&code, other), "{file} uses {other}");
             }
         }
+    }
+}
+
+#[test]
+fn the_architecture_guide_has_the_same_table() {
+    let guide = std::fs::read_to_string(project().join("docs/architecture.md")).expect("a guide");
+    let section = guide.split("## Dependencies between modules").nth(1).expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let words =
+        |cell: &str| -> BTreeSet<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    for (module, used) in MAY_USE
+        .iter()
+        .filter(|(module, _)| !["retry_delay", "clock", "ids", "metrics", "proc"].contains(module))
+    {
+        let row = section.lines().find_map(|line| line.strip_prefix(&format!("| `{module}` |")));
+        let used: BTreeSet<String> = used.iter().map(|used| (*used).to_owned()).collect();
+        assert_eq!(row.map(words), Some(used), "{module}");
     }
 }
 

@@ -29,6 +29,7 @@ mod get_status;
 mod git;
 mod git_hardening;
 mod guessing;
+mod guides;
 mod host_policy;
 mod hostile_manifests;
 mod hostile_platform;

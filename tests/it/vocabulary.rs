@@ -254,6 +254,17 @@ fn each_public_type_name_is_used_once() {
 }
 
 #[test]
+fn the_glossary_is_short_and_linked() {
+    let read = |name: &str| std::fs::read_to_string(project().join(name)).expect("a file");
+    let glossary = read("docs/glossary.md");
+    let terms = glossary.lines().filter(|line| line.starts_with("| ")).skip(1).count();
+    assert!((40..=60).contains(&terms), "{terms} terms");
+    for file in ["README.md", "src/lib.rs"] {
+        assert!(read(file).contains("docs/glossary.md"), "{file} does not name the glossary");
+    }
+}
+
+#[test]
 fn module_headers_name_their_subject() {
     let questions = ["What", "Who", "Whose", "How", "Why", "Where", "Which"];
     let mut findings = Vec::new();
