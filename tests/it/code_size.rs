@@ -21,9 +21,10 @@ const DEFINED_OUTSIDE: [(&str, &str); 4] = [
 ];
 
 /// Structs that are defined by a stored or written form, each with the reason.
-const DEFINED_BY_FORM: [(&str, &str); 3] = [
+const DEFINED_BY_FORM: [(&str, &str); 4] = [
     ("src/agent/state.rs: InstanceState", "JSON in the agent's store"),
     ("src/execute/ledger.rs: Entry", "JSON in the controller's store"),
+    ("src/gateway/tasks.rs: TaskItem", "JSON in the gateway's store"),
     ("src/model/spec.rs: Spec", "one field per section of a spec"),
 ];
 
