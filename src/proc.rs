@@ -37,6 +37,11 @@ pub struct ProcStat {
     pub started: u64,
     /// CPU time in user and kernel mode, in ticks.
     pub cpu_ticks: u64,
+    /// The part of it in user mode.
+    pub user_ticks: u64,
+    pub threads: u64,
+    /// Virtual memory in bytes.
+    pub virtual_bytes: u64,
     /// Resident memory in pages.
     pub resident_pages: u64,
 }
@@ -63,10 +68,23 @@ impl ProcStat {
         let flags = fields.nth(2)?.parse().ok()?;
         let mut numbers = fields.map(|field| field.parse::<u64>());
         let (user, system) = (numbers.nth(4)?.ok()?, numbers.next()?.ok()?);
-        let started = numbers.nth(6)?.ok()?;
-        let resident_pages = numbers.nth(1)?.ok()?;
-        let cpu_ticks = user.saturating_add(system);
-        Some(ProcStat { state, parent, session, flags, started, cpu_ticks, resident_pages })
+        // Priority and nice value are skipped: they may be negative.
+        let threads = numbers.nth(4)?.ok()?;
+        let started = numbers.nth(1)?.ok()?;
+        let (virtual_bytes, resident_pages) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let (cpu_ticks, user_ticks) = (user.saturating_add(system), user);
+        Some(ProcStat {
+            state,
+            parent,
+            session,
+            flags,
+            started,
+            cpu_ticks,
+            user_ticks,
+            threads,
+            virtual_bytes,
+            resident_pages,
+        })
     }
 
     /// Whether the process was forked and has not called `execve`.
@@ -97,6 +115,7 @@ mod tests {
         let stat = ProcStat::parse(line).expect("a line of the kernel");
         assert_eq!((stat.state, stat.parent, stat.started), ('S', 4, 8612));
         assert_eq!((stat.cpu_ticks, stat.resident_pages), (33, 451));
+        assert_eq!((stat.user_ticks, stat.threads, stat.virtual_bytes), (11, 1, 3_497_984));
         assert_eq!(ProcStat::parse("7 (a) S 4"), None);
     }
 

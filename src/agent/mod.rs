@@ -90,7 +90,7 @@ pub use checks::first_mismatch;
 pub use clone_exec::serve_if_launcher;
 pub use log_writer::run_if_named as run_log_writer_if_named;
 pub use policy::HostPolicy;
-pub use precheck::{RefusedInstance, refused_instances};
+pub use precheck::{RefusedInstance, left_running, refused_instances};
 
 use self::cgroup::Cgroups;
 use self::context::AgentContext;

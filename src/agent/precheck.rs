@@ -39,6 +39,14 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     Ok(refused)
 }
 
+/// The number of processes that an agent with this folder left running, and how many of them it supervised.
+pub async fn left_running(folder: &Path) -> Result<(usize, usize), Error> {
+    let store = Embedded::open(&folder.join("agent.db"))?;
+    let states = load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await?;
+    let running = states.iter().filter(|(_, state)| state.run.is_some());
+    Ok((running.clone().count(), running.filter(|(_, state)| state.hosted).count()))
+}
+
 fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
     let account = match Account::of(spec) {
         Ok(account) => account,

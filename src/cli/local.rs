@@ -3,6 +3,7 @@
 //! `$ABIDE_HOME` (else `~/.abide`) belongs to one local system at a time, which holds `system.lock` while it runs. Its
 //! address and secrets are in the same folder, readable only by this user.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -16,6 +17,7 @@ use super::commands::serve::private_folder;
 use super::{Exit, Failure};
 use crate::engine::local_endpoint;
 use crate::http::ApiEndpoint;
+use crate::model::HostKey;
 
 /// The flag of a local system that a verb starts on demand.
 const BACKGROUND: &str = "--background";
@@ -144,6 +146,23 @@ impl Home {
         written.map_err(|error| failed("cannot write", &path, &error))
     }
 
+    /// The hosts that local systems of this folder have served: a background system serves them all, so that it finds the
+    /// processes of each.
+    pub fn served_hosts(&self) -> BTreeSet<HostKey> {
+        let text = std::fs::read_to_string(self.path("hosts")).unwrap_or_default();
+        text.lines().filter_map(|line| line.trim().parse().ok()).collect()
+    }
+
+    pub fn add_served_hosts(&self, hosts: &[HostKey]) -> Result<(), Failure> {
+        let before = self.served_hosts();
+        let all: BTreeSet<HostKey> = before.iter().chain(hosts).cloned().collect();
+        if all == before {
+            return Ok(());
+        }
+        let lines: Vec<String> = all.iter().map(HostKey::to_string).collect();
+        self.write("hosts", &lines.join("\n"))
+    }
+
     pub fn remove_address(&self) {
         let _ = std::fs::remove_file(self.path("address"));
     }
@@ -175,6 +194,8 @@ impl Home {
         let mut child = Command::new(program)
             // The caller's ABIDE_LISTEN and systemd variables do not apply to the background system.
             .args(["up", BACKGROUND, "--listen", "127.0.0.1:0"])
+            .args(self.served_hosts().iter().map(|host| format!("--as-host={host}")))
+            .env_remove("ABIDE_AS_HOST")
             .env("ABIDE_HOME", &self.0)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")

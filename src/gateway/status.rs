@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
-use super::{ApiError, Caller, Gateway, readable};
+use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;
@@ -18,7 +18,7 @@ use crate::gse::response::{
     StatusHost, StatusMeta, StatusRow,
 };
 use crate::model::{HostKey, InstanceKey, Name, Percent, ProcessKey, SpecRevision};
-use crate::store::{Entry, Outcome, Store, Txn, keys};
+use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -39,7 +39,7 @@ impl<S: Store> Gateway<S> {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&keys::registration(&key)).await?;
             if let Some(entry) = entry {
-                proc_infos.push(self.row(key, entry.decode()?, second).await?);
+                proc_infos.push(self.row(key, entry.decode(), second).await?);
             }
         }
         Ok(StatusData { count: None, proc_infos })
@@ -58,9 +58,8 @@ impl<S: Store> Gateway<S> {
         let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
-            // A row that cannot be read is logged and left out.
-            if let (Some(key), Some(record)) = (keys::instance_of(&entry.key), readable(entry.decode())) {
-                proc_infos.push(self.row(key, record, true).await?);
+            if let Some(key) = keys::instance_of(&entry.key) {
+                proc_infos.push(self.row(key, entry.decode(), true).await?);
             }
         }
         Ok(StatusData { count: Some(count as u64), proc_infos })
@@ -188,15 +187,22 @@ impl<S: Store> Gateway<S> {
         self.hosts.last_contact(host).map_or(at_ms, |contact| contact.max(at_ms)) / 1000
     }
 
+    /// The row of an instance. A value that cannot be read is logged and named in the message; without a time of a report,
+    /// clients take the row as unknown, and it concerns no other row.
     async fn row(
         &self,
         key: InstanceKey,
-        record: RegisteredFields,
+        record: Result<RegisteredFields, Error>,
         second: bool,
     ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&keys::report(&key)).await?;
-        let report: Option<ReportFields> = entry.as_ref().map(Entry::decode).transpose()?;
-        let report = report.unwrap_or_default();
+        let report: Result<Option<ReportFields>, Error> = entry.as_ref().map(Entry::decode).transpose();
+        let errors = [record.as_ref().err(), report.as_ref().err()];
+        let unreadable = errors.into_iter().flatten().map(ToString::to_string).next();
+        if let Some(error) = &unreadable {
+            tracing::error!(%error, instance = %key, "cannot read a stored value");
+        }
+        let (record, report) = (record.unwrap_or_default(), report.ok().flatten().unwrap_or_default());
         let (ip, bk_cloud_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),
             HostKey::Agent(_) => (String::new(), 0),
@@ -218,13 +224,16 @@ impl<S: Store> Gateway<S> {
             flag: number(report.hosted || runs),
             status: number(runs),
             isauto: second.then_some(report.hosted),
-            message: report.message,
+            message: unreadable.clone().unwrap_or(report.message),
             pid: report.pid.map_or(-1, i64::from),
             version: report.version,
             register_time: record.registered,
             last_start_time: report.started / 1000,
             // Without a report since the registration, its time counts.
-            report_time: self.reported_at(&key.host, report.at).max(record.registered),
+            report_time: match unreadable {
+                Some(_) => 0,
+                None => self.reported_at(&key.host, report.at).max(record.registered),
+            },
             cpu_usage: report.cpu,
             mem_usage: report.mem,
             host: StatusHost { ip, bk_cloud_id, bk_supplier_id: Some(record.supplier.unwrap_or(0)) },
@@ -254,14 +263,14 @@ fn invalid_row(invalid: &InvalidHost, process: &ProcessKey) -> StatusRow {
 }
 
 /// The fields of a record that a row needs: parsing the rest would take most of the time.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct RegisteredFields {
     given: OwnedSpecFields,
     supplier: Option<u64>,
     registered: i64,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct OwnedSpecFields {
     spec: SpecLabels,
     owner: Option<String>,

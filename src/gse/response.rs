@@ -225,6 +225,9 @@ pub struct AgentStatus {
 pub struct LiveStatus {
     pub ip: String,
     pub utctime: String,
+    /// The same in UTC, as `2026-11-18 10:00:00`.
+    #[serde(skip_deserializing)]
+    pub utctime2: String,
     pub timezone: i64,
     pub process: Vec<LiveProcess>,
 }
@@ -250,6 +253,9 @@ pub struct LiveInstance {
     pub elapsed_time: Value,
     pub cpu_usage: f64,
     pub phy_mem_usage: f64,
+    /// Further figures, which only people and other clients read.
+    #[serde(flatten, skip_deserializing)]
+    pub figures: Box<LiveFigures>,
     /// Abide extension: the process has this identity, and the agent neither launched nor adopted it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub not_owned: bool,
@@ -267,7 +273,48 @@ impl Default for LiveInstance {
             elapsed_time: Value::Null,
             cpu_usage: 0.0,
             phy_mem_usage: 0.0,
+            figures: Box::default(),
             not_owned: false,
+        }
+    }
+}
+
+/// Figures of a live process. Platforms write some numbers as text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LiveFigures {
+    pub version: String,
+    pub health: String,
+    /// Percent of the host since the start.
+    pub cpu_usage_ave: f64,
+    /// Resident memory in KiB.
+    pub use_phy_mem: u64,
+    /// Virtual memory that is not resident, in KiB.
+    pub free_v_mem: String,
+    pub thread_count: u64,
+    /// -1: unknown.
+    pub disk_size: i64,
+    /// State in /proc, such as `S`.
+    pub stat: String,
+    /// CPU time in ticks.
+    pub utime: String,
+    pub stime: String,
+}
+
+impl Default for LiveFigures {
+    fn default() -> LiveFigures {
+        let (text, zero) = (String::new, || "0".to_owned());
+        LiveFigures {
+            version: text(),
+            health: text(),
+            cpu_usage_ave: 0.0,
+            use_phy_mem: 0,
+            free_v_mem: zero(),
+            thread_count: 0,
+            disk_size: -1,
+            stat: text(),
+            utime: zero(),
+            stime: zero(),
         }
     }
 }

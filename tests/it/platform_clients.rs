@@ -429,7 +429,38 @@ fn a_live_check_without_a_path_means_the_process_by_its_name() {
         let row = rows()["0:127.0.0.1:web:n"].clone();
         let content: Value =
             serde_json::from_str(row["content"].as_str().unwrap_or_default()).unwrap_or_default();
-        let pid = content["process"][0]["instance"][0]["pid"].as_u64();
+        let instance = &content["process"][0]["instance"][0];
+        let top = ["ip", "utctime", "utctime2", "timezone", "process"];
+        assert!(top.iter().all(|field| content.get(field).is_some()), "{content}");
+        let numbers = [
+            "pid",
+            "cpuUsage",
+            "cpuUsageAve",
+            "phyMemUsage",
+            "usePhyMem",
+            "threadCount",
+            "elapsedTime",
+            "diskSize",
+        ];
+        assert!(numbers.iter().all(|field| instance[field].is_number()), "{instance}");
+        let texts = [
+            "processName",
+            "cmdline",
+            "version",
+            "health",
+            "startTime",
+            "freeVMem",
+            "stat",
+            "utime",
+            "stime",
+        ];
+        assert!(
+            texts.iter().all(|field| instance[field].is_string()) && instance["isAuto"] == true,
+            "{instance}"
+        );
+        assert!(instance["threadCount"] == 1 && instance["usePhyMem"].as_u64() > Some(0), "{instance}");
+        assert_eq!((&instance["health"], &instance["stat"]), (&json!("Healthy"), &json!("S")), "{instance}");
+        let pid = instance["pid"].as_u64();
         assert_eq!(pid, system.pid("n").map(u64::from), "{call}: {row}");
     }
 }

@@ -14,8 +14,9 @@ use crate::agent::restart_policy::{Completion, Phase};
 use crate::agent::state::ProcessRun;
 use crate::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::clock;
-use crate::gse::response::{LiveInstance, LiveProcess, LiveStatus};
+use crate::gse::response::{LiveFigures, LiveInstance, LiveProcess, LiveStatus};
 use crate::model::{AutoType, Time};
+use crate::proc::ProcStat;
 
 /// Maximum wait for a pid file before a report: a report with the last known value is better than a late one.
 const OBSERVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -121,22 +122,53 @@ impl InstanceTask {
                 .filter(|_| foreign_pid.is_none())
                 .map(|_| Time(self.state.started).to_string())
                 .unwrap_or_default(),
-            elapsed_time: Value::Null,
+            // 0 for a process that this agent did not start, and for none.
+            elapsed_time: json!(match pid.filter(|_| foreign_pid.is_none()) {
+                Some(_) => clock::now().0.saturating_sub(self.state.started).max(0) / 1000,
+                None => 0,
+            }),
             cpu_usage: share.cpu,
             phy_mem_usage: share.mem,
+            figures: Box::new(self.live_figures(pid, foreign_pid.is_some(), share.cpu)),
             not_owned: foreign_pid.is_some(),
         };
         let ip = match &self.key.host {
             crate::model::HostKey::Address { ip, .. } => ip.to_string(),
             crate::model::HostKey::Agent(id) => id.to_string(),
         };
+        let utctime = Time(clock::now().0).to_string();
         let process =
             LiveProcess { procname: owned.spec.identity.proc_name.clone(), instance: vec![instance] };
         Ok(json!(LiveStatus {
             ip,
-            utctime: Time(clock::now().0).to_string(),
+            utctime: utctime.clone(),
+            utctime2: utctime.replace('T', " ").trim_end_matches('Z').to_owned(),
             timezone: 0,
             process: vec![process]
         }))
+    }
+
+    /// What /proc has of a process. The health of one that is not owned is unknown.
+    fn live_figures(&self, pid: Option<u32>, is_foreign: bool, cpu_usage_ave: f64) -> LiveFigures {
+        let Some(stat) = pid.and_then(ProcStat::of) else { return LiveFigures::default() };
+        let live = self.state.run.as_ref().map(|run| &run.live.spec);
+        let health = match live.is_some_and(|spec| HealthSettings::of(spec).is_some()) {
+            _ if is_foreign => "",
+            true => self.monitors.health.health.word(),
+            false => "Healthy",
+        };
+        let resident = stat.resident_pages.saturating_mul(rustix::param::page_size() as u64);
+        LiveFigures {
+            version: if is_foreign { String::new() } else { self.monitors.version.clone() },
+            health: health.to_owned(),
+            cpu_usage_ave,
+            use_phy_mem: resident / 1024,
+            free_v_mem: (stat.virtual_bytes.saturating_sub(resident) / 1024).to_string(),
+            thread_count: stat.threads,
+            disk_size: -1,
+            stat: stat.state.to_string(),
+            utime: stat.user_ticks.to_string(),
+            stime: stat.cpu_ticks.saturating_sub(stat.user_ticks).to_string(),
+        }
     }
 }

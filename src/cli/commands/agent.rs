@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::{
-    HostPolicy, JoinConfig, RefusedInstance, Supervisor, agent_name, refused_instances, run as serve,
-    this_host,
+    HostPolicy, JoinConfig, RefusedInstance, Supervisor, agent_name, left_running, refused_instances,
+    run as serve, this_host,
 };
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::commands::serve::{Signals, private_file, private_folder};
@@ -158,6 +158,15 @@ async fn run_until_stopped(
         exit = signals.shutdown_signal() => {
             systemd.stopping();
             let _ = stop.send(true);
+            if let Ok((running, supervised)) = left_running(&args.data).await
+                && running > 0
+            {
+                printer.info(&format!(
+                    "{} left running, {supervised} of them without supervision until an agent with --data {} starts",
+                    count(running, "process"),
+                    args.data.display(),
+                ));
+            }
             return Ok(exit);
         }
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::manual::operate::print_results;
+use crate::cli::commands::up::{count_running, unsupervised_message};
 use crate::cli::local::Home;
 use crate::cli::output::print::{Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
@@ -37,7 +38,14 @@ pub fn run(args: &DownArgs, printer: &Printer) -> Result<Exit, Failure> {
             }
         }
     }
+    let running = match args.stop_processes {
+        true => 0,
+        false => runtime()?.block_on(count_running()),
+    };
     match home.stop()? {
+        true if running > 0 => {
+            printer.info(&format!("local system stopped; {}", unsupervised_message(running)));
+        }
         true => printer.info("local system stopped"),
         false => printer.info("the local system is not running"),
     }

@@ -74,7 +74,7 @@ pub fn run(args: RollbackArgs, printer: &Printer) -> Result<Exit, Failure> {
     let done = (|| {
         let owner = args.owner.clone().map_or_else(|| args.target.owner(), |owner| Ok(Some(owner)));
         let owner = owner?.unwrap_or_else(|| "default".to_owned());
-        let live = args.target.connect_or_start()?;
+        let live = args.target.connect_or_start(printer)?;
         runtime()?.block_on(async {
             match &args.to {
                 Some(to) => roll_back(&args, to, &owner, &live, printer).await,

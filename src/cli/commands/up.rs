@@ -117,6 +117,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     .await?;
     let url = format!("http://{}", gateway.address);
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
+    home.add_served_hosts(&hosts)?;
     let agent = LocalAgent::start(&home, &url, hosts, Duration::from_secs(args.check_secs), policy).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
@@ -181,7 +182,7 @@ fn local_authenticator(home: &Home) -> Result<Authenticator, Failure> {
     Ok(Authenticator::new(Reloadable::fixed(apps), Reloadable::fixed(tokens)))
 }
 
-fn unsupervised_message(running: usize) -> String {
+pub fn unsupervised_message(running: usize) -> String {
     let (runs, them) = if running == 1 { ("keeps", "it") } else { ("keep", "them") };
     format!(
         "{} {runs} running unsupervised: `abide up` supervises {them} again, `abide down --stop-processes` stops {them}",
@@ -235,7 +236,7 @@ async fn run_controller(
 }
 
 /// The number of running processes; 0 if the local system does not answer.
-async fn count_running() -> usize {
+pub async fn count_running() -> usize {
     let Ok(Some(live)) = TargetArgs::local().connect_local(LocalStart::Never) else { return 0 };
     let observed = tokio::time::timeout(Duration::from_secs(2), live.observe_all()).await;
     let Ok(Ok(observed)) = observed else { return 0 };

@@ -18,6 +18,7 @@ use super::commands::serve::private_folder;
 use super::local::Home;
 use super::{Exit, Failure};
 use crate::backend::{Abide, AnyBackend};
+use crate::cli::output::print::Printer;
 use crate::error_chain::chain;
 use crate::http::{ApiClient, ClientError};
 use crate::reconcile::Caps;
@@ -111,8 +112,13 @@ impl TargetArgs {
     }
 
     /// Connects to the target, and starts the local system if it is not running.
-    pub fn connect_or_start(&self) -> Result<ConnectedTarget, Failure> {
+    pub fn connect_or_start(&self, printer: &Printer) -> Result<ConnectedTarget, Failure> {
+        let is_down = self.target == "local" && Home::find()?.server_pid().is_none();
         let live = self.connect(LocalStart::OnDemand)?;
+        if let Some(pid) = Home::find()?.server_pid().filter(|_| is_down) {
+            let message = "started the local system in the background: `abide down` stops it";
+            printer.info(&format!("{message} (process {pid})"));
+        }
         live.ok_or_else(|| Failure::new(Exit::Unreachable, "the local system is not running"))
     }
 

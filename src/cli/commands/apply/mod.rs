@@ -98,7 +98,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
     let wanted = DesiredInput::read(&args.input, printer)?;
     let live = match early {
         Some(early) => early.join(),
-        None => Arc::new(args.input.target.connect_or_start()?),
+        None => Arc::new(args.input.target.connect_or_start(printer)?),
     };
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await

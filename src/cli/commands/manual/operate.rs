@@ -29,7 +29,7 @@ pub struct OperateArgs {
 }
 
 pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect_or_start()?;
+    let live = args.whom.target.connect_or_start(printer)?;
     runtime()?.block_on(operate(op, args, &live, printer))
 }
 

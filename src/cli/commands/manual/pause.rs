@@ -38,7 +38,7 @@ pub struct ResumeArgs {
 }
 
 pub fn pause(args: &PauseArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.target.connect_or_start()?;
+    let live = args.target.connect_or_start(printer)?;
     let pause = Pause {
         namespace: args.namespace.clone(),
         by: history::user(),
@@ -56,7 +56,7 @@ pub fn pause(args: &PauseArgs, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 pub fn resume(args: &ResumeArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.target.connect_or_start()?;
+    let live = args.target.connect_or_start(printer)?;
     let paused = runtime()?.block_on(async {
         let (_, pauses) = live.restraints().await?;
         let deleted = live.state.txn(Txn::delete(keys::pause(args.namespace.as_ref()))).await;

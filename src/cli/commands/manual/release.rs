@@ -17,7 +17,7 @@ pub struct ReleaseArgs {
 }
 
 pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect_or_start()?;
+    let live = args.whom.target.connect_or_start(printer)?;
     runtime()?.block_on(async {
         let (holds, _) = live.restraints().await?;
         let observed = observe_all(&live).await?.remembered();

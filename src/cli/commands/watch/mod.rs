@@ -49,7 +49,7 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-        let live = args.target.connect_or_start()?;
+        let live = args.target.connect_or_start(printer)?;
         let notifiers = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
         let access = args.listen.access(address, printer)?;
@@ -86,7 +86,7 @@ async fn run_with_restarts(
     signals: &mut Signals,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let connect = || args.target.connect_or_start();
+    let connect = || args.target.connect_or_start(printer);
     loop {
         if args.how.claims.prune && !args.how.claims.accept_source {
             let (source, mut console) = (from.source(), ConsoleState::default());

@@ -1,0 +1,54 @@
+//! The local system's hosts and exits: every host is served again, and each exit says what it leaves unsupervised.
+
+use crate::apply::Machine;
+use crate::support::until;
+use crate::system::is_alive;
+use crate::watch::read_log;
+
+/// Two processes on two hosts that one `abide up` serves.
+fn two_hosts(machine: &Machine) -> Vec<u32> {
+    for (name, host) in [("a", "127.0.0.1"), ("b", "127.0.0.2")] {
+        machine.process(name, "1", "");
+        machine.edit(name, "127.0.0.1", host);
+    }
+    let args = ["up", "--listen", "127.0.0.1:0", "--as-host", "0:127.0.0.1", "--as-host", "0:127.0.0.2"];
+    let up = machine.start(&args, "up.log");
+    until("`up` is ready", || read_log(machine, "up.log").contains("ready http://"));
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    let pids: Vec<u32> = machine.pids().values().filter_map(|pid| u32::try_from(*pid).ok()).collect();
+    assert_eq!(pids.len(), 2);
+    crate::system::kill(up.0.id(), "TERM");
+    until("`up` says what it leaves", || {
+        read_log(machine, "up.log")
+            .contains("2 processes keep running unsupervised: `abide up` supervises them again")
+    });
+    pids
+}
+
+#[test]
+fn down_stops_the_processes_of_every_host() {
+    let machine = Machine::new();
+    let pids = two_hosts(&machine);
+    until("`up` ends", || machine.run(&["status"]).1.contains("is not running"));
+    assert!(pids.iter().all(|pid| is_alive(*pid)), "an exit leaves the processes");
+    let (code, out, err) = machine.run(&["down", "--stop-processes"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(pids.iter().all(|pid| !is_alive(*pid)), "{out}{err}");
+}
+
+#[test]
+fn a_background_system_is_announced_and_down_says_what_it_leaves() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    let said = err.lines().filter(|line| line.contains("started the local system in the background")).count();
+    assert_eq!(said, 1, "{err}");
+    // It runs now: nothing to announce.
+    assert!(!machine.apply(&[]).2.contains("started the local system"));
+    let (_, _, err) = machine.run(&["down"]);
+    assert!(err.contains("local system stopped; 1 process keeps running unsupervised: `abide up`"), "{err}");
+    let (_, _, err) = machine.run(&["down", "--stop-processes"]);
+    assert!(err.contains("local system stopped") && !err.contains("unsupervised"), "{err}");
+}
