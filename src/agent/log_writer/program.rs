@@ -128,14 +128,21 @@ fn read_all(pipe: std::os::fd::BorrowedFd<'_>, stop: &OwnedFd, queue: &OutputQue
 struct LostOutput {
     bytes: u64,
     reason: String,
+    /// The lost output ended inside a line.
+    is_mid_line: bool,
     /// When the next write is attempted.
     retry_at: Option<Instant>,
 }
 
 impl LostOutput {
-    fn add(&mut self, bytes: u64, error: Option<io::Error>) {
-        self.bytes += bytes;
-        self.reason = error.map_or("the disk did not keep up".to_owned(), |error| error.to_string());
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        self.is_mid_line = bytes.last().map_or(self.is_mid_line, |last| *last != b'\n');
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.reason = error.to_string();
+        self.retry_at = Some(Instant::now() + RETRY_INTERVAL);
     }
 }
 
@@ -147,7 +154,8 @@ fn write_all(queue: &OutputQueue, mut log: RotatingLog) {
     while let Some(item) = queue.take(if lost.bytes > 0 { RETRY_INTERVAL } else { Duration::MAX }) {
         let bytes = match item {
             QueueItem::Dropped(count) => {
-                lost.add(count, None);
+                (lost.bytes, lost.is_mid_line) = (lost.bytes + count, true);
+                lost.reason = "the disk did not keep up".to_owned();
                 continue;
             }
             QueueItem::Nothing => {
@@ -157,22 +165,24 @@ fn write_all(queue: &OutputQueue, mut log: RotatingLog) {
             QueueItem::Bytes(bytes) => bytes,
         };
         if lost.retry_at.is_some_and(|at| Instant::now() < at) {
-            lost.bytes += bytes.len() as u64;
+            lost.add(&bytes);
             continue;
         }
         let mut from = 0;
         if lost.bytes > 0 {
             // The rest of a line whose beginning is lost is not written.
-            from = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
-            lost.bytes += from as u64;
-            if from == bytes.len() || !note(&mut log, &mut lost) {
-                lost.bytes += (bytes.len() - from) as u64;
+            if lost.is_mid_line {
+                from = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
+                lost.add(&bytes[..from]);
+            }
+            if lost.is_mid_line || !note(&mut log, &mut lost) {
+                lost.add(&bytes[from..]);
                 continue;
             }
         }
         if let Err((written, error)) = log.append(&bytes[from..]) {
-            lost.add((bytes.len() - from - written) as u64, Some(error));
-            lost.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+            lost.add(&bytes[from + written..]);
+            lost.fail(&error);
         }
     }
     if lost.bytes > 0 {
@@ -190,8 +200,7 @@ fn note(log: &mut RotatingLog, lost: &mut LostOutput) -> bool {
             true
         }
         Err((_, error)) => {
-            lost.add(0, Some(error));
-            lost.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+            lost.fail(&error);
             false
         }
     }
