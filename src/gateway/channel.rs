@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 use super::auth::short_digest;
 use super::hosts::{AgentStreamReceiver, HostInUse};
 use super::registry::{RegistryRecord, record_txn};
-use super::report_limits::{self, ReportBudget};
+use super::report_limits::{self, Admission, ReportBudget, ReportSize};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
 use super::{ApiError, Gateway, readable};
@@ -28,6 +28,9 @@ use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
 /// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
 
+/// Maximum counters of agents with the same hosts. A reinstalled agent has a new name.
+const MAX_COUNTERS: usize = 16;
+
 impl<S: Store> Gateway<S> {
     /// Opens a session for all of an agent's hosts.
     pub async fn join(&self, join: &Join) -> Result<Joined, ApiError> {
@@ -42,6 +45,7 @@ impl<S: Store> Gateway<S> {
         for commit_lock in turns {
             drop(commit_lock.lock().await);
         }
+        self.report_usage.forget_deferred(&join.hosts);
         self.raise_task_number(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
         Ok(Joined { session, acked, store: self.store_id().await? })
@@ -132,21 +136,27 @@ impl<S: Store> Gateway<S> {
         let (agent, hosts) = self.hosts.touch(session).ok_or_else(unknown_session)?;
         report_limits::check_messages(&agent, &messages)?;
         self.hosts.measure_skew(session, clock);
+        self.count_reports().await?;
         let key = counter(&agent, &hosts);
         messages.sort_by_key(|message| message.seq);
         loop {
             let (last, changed) = self.acked(&key).await?;
             let fresh: Vec<&FromAgent> = messages.iter().filter(|message| message.seq > last).collect();
-            let Some(newest) = fresh.last() else { return Ok(Acked { acked: last }) };
-            let batch = self.collect_changes(&fresh, &hosts).await?;
-            let acked = newest.seq;
+            let acked = fresh.last().map_or(last, |newest| newest.seq);
+            let deferred = self.report_usage.due(&hosts);
+            if fresh.is_empty() && deferred.is_empty() {
+                return Ok(Acked { acked });
+            }
+            let batch = self.collect_changes(&fresh, &deferred, &hosts).await?;
             let counted = Txn::put(key.clone(), acked.to_string()).only_if(key.clone(), changed);
             // Live checks change nothing, so their results are not stored.
             for (task, nth, done) in batch.rows.iter().filter(|(task, ..)| task.is_live_check()) {
                 task.finish(*nth, done.clone());
             }
-            let txn = batch.txn.and(counted);
+            let obsolete = if changed == 0 { self.obsolete_counters(&key).await? } else { Txn::default() };
+            let txn = batch.txn.and(counted).and(obsolete);
             if let Outcome::Written(number) = self.store.txn(txn).await? {
+                batch.budget.commit(&self.report_usage);
                 for (task, nth, done) in batch.rows {
                     self.metrics.operation(task.items.get(nth).and_then(|item| item.op.as_ref()), done.code);
                     task.finish(nth, done);
@@ -159,15 +169,28 @@ impl<S: Store> Gateway<S> {
         }
     }
 
+    /// Deletes the oldest counters of the same hosts beyond [`MAX_COUNTERS`]: an agent's name is its own choice, and each
+    /// name has a counter.
+    async fn obsolete_counters(&self, key: &str) -> Result<Txn, ApiError> {
+        let prefix = key.rfind('/').map_or(key, |end| &key[..=end]);
+        let mut counters = self.store.range(prefix, None, usize::MAX).await?.entries;
+        counters.sort_by_key(|entry| std::cmp::Reverse(entry.mod_seq));
+        let obsolete = counters.iter().skip(MAX_COUNTERS - 1).map(|entry| Txn::delete(&*entry.key));
+        Ok(obsolete.fold(Txn::default(), Txn::and))
+    }
+
     /// Collects the changes of a batch. Messages about hosts outside the session are ignored.
     async fn collect_changes(
         &self,
         fresh: &[&FromAgent],
+        deferred: &[Report],
         hosts: &[HostKey],
     ) -> Result<BatchChanges, ApiError> {
         let mut batch = BatchChanges::default();
         let mut finals: BTreeMap<String, FinalRows> = BTreeMap::new();
-        let mut reports: BTreeMap<&InstanceKey, &Report> = BTreeMap::new();
+        // A fresh report replaces a deferred one.
+        let mut reports: BTreeMap<&InstanceKey, &Report> =
+            deferred.iter().map(|report| (&report.instance, report)).collect();
         // By owner: the newest generation for which a host refused an older one.
         let mut generations: BTreeMap<String, (u64, HostKey)> = BTreeMap::new();
         for message in fresh {
@@ -220,11 +243,9 @@ impl<S: Store> Gateway<S> {
         for (owner, (newest, host)) in generations {
             batch.add(self.raise_generation(&owner, newest, &host).await?);
         }
-        let mut budget = ReportBudget::default();
         for (instance, report) in reports {
-            self.store_report(instance, report, &mut budget, &mut batch).await?;
+            self.store_report(instance, report, &mut batch).await?;
         }
-        budget.log();
         Ok(batch)
     }
 
@@ -301,32 +322,45 @@ impl<S: Store> Gateway<S> {
         Ok(())
     }
 
-    /// Stores a report. An instance that the agent holds is registered even if the store lost it; reports of absent
-    /// instances are deleted.
+    /// Stores a report within the limits of its host. An instance that the agent holds is registered even if the store
+    /// lost it; reports of absent instances are deleted.
     async fn store_report(
         &self,
         instance: &InstanceKey,
         report: &Report,
-        budget: &mut ReportBudget,
         batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
         let known = batch.records.contains_key(instance)
             || self.store.get(&keys::registration(instance)).await?.is_some();
         let key = keys::report(instance);
-        batch.add(self.failed_start_txn(instance, report, known, budget).await?);
-        if !known && report.live.is_none() && !report.hosted {
-            batch.add(Txn::delete(key));
-            return Ok(());
-        }
-        // An agent clock that is ahead must not make an old report appear recent.
+        let stored = self.store.get(&key).await?.map(|entry| entry.value.len());
+        let failed = self.store.get(&keys::failed_start(instance)).await?.map(|entry| entry.value.len());
+        let is_absent = !known && report.live.is_none() && !report.hosted;
+        let is_failed = !known && report.history.failed_start.is_some();
+        let registered = report.given.as_ref().filter(|_| !known && !is_absent);
+        // An agent clock that is ahead must not make an old report appear recent, or keep a failed start.
         let report = Report { at: report.at.min(clock::now().0), ..report.clone() };
         let value = serde_json::to_vec(&report)?;
-        let is_new = !known && self.store.get(&key).await?.is_none();
-        if !budget.admits(self, &instance.host, value.len(), is_new).await? {
+        let rows = usize::from(!is_absent) + usize::from(is_failed) + usize::from(registered.is_some());
+        let size = ReportSize {
+            report: value.len(),
+            before: stored.unwrap_or(0) + failed.unwrap_or(0),
+            after: rows * value.len(),
+            is_new: !known && stored.is_none() && failed.is_none(),
+        };
+        if batch.budget.admit(self, instance, &value, size).await? != Admission::Stored {
+            return Ok(());
+        }
+        if is_failed || failed.is_some() {
+            let key = keys::failed_start(instance);
+            batch.add(if is_failed { Txn::put(key, value.clone()) } else { Txn::delete(key) });
+        }
+        if is_absent {
+            batch.add(stored.map_or_else(Txn::default, |_| Txn::delete(key)));
             return Ok(());
         }
         batch.add(Txn::put(key, value));
-        if let (false, Some(given)) = (known, &report.given) {
+        if let Some(given) = registered {
             info!(%instance, owner = ?given.owner, "registered from the agent's report: the store had no record");
             let part = record_txn(instance, given, None, None, None)?
                 .and(self.identity_txn(instance, None, &given.spec, None).await?);
@@ -361,6 +395,7 @@ struct BatchChanges {
     given: Vec<(InstanceKey, Option<OwnedSpec>)>,
     /// Records of this batch that are not in the store yet.
     records: HashMap<InstanceKey, RegistryRecord>,
+    budget: ReportBudget,
 }
 
 impl BatchChanges {

@@ -5,7 +5,6 @@
 
 use super::processes::Query;
 use super::registry::RegistryRecord;
-use super::report_limits::ReportBudget;
 use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::Report;
@@ -18,28 +17,6 @@ use crate::store::{Store, Txn, keys};
 const KEPT_MS: i64 = 24 * 3_600_000;
 
 impl<S: Store> Gateway<S> {
-    /// The write for a report of an instance: stores a failed start of an unregistered one, and removes an obsolete entry.
-    pub(super) async fn failed_start_txn(
-        &self,
-        instance: &InstanceKey,
-        report: &Report,
-        is_registered: bool,
-        budget: &mut ReportBudget,
-    ) -> Result<Txn, ApiError> {
-        let key = keys::failed_start(instance);
-        let is_stored = self.store.get(&key).await?.is_some();
-        if report.history.failed_start.is_none() || is_registered {
-            return Ok(if is_stored { Txn::delete(key) } else { Txn::default() });
-        }
-        // An agent clock that is ahead must not keep the entry.
-        let report = Report { at: report.at.min(clock::now().0), ..report.clone() };
-        let value = serde_json::to_vec(&report)?;
-        match budget.admits(self, &instance.host, value.len(), !is_stored).await? {
-            true => Ok(Txn::put(key, value)),
-            false => Ok(Txn::default()),
-        }
-    }
-
     /// Adds the failed starts that a query matches to a page of registered processes.
     pub(super) async fn add_failed_starts(
         &self,

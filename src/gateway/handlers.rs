@@ -360,6 +360,7 @@ impl<S: Store> Gateway<S> {
             open_tasks: self.open_tasks(),
             log_streams: self.log_streams.count(),
             ready: self.not_ready().is_none(),
+            ignored_reports: self.report_usage.ignored(),
         };
         self.metrics.text(&gauges)
     }

@@ -35,6 +35,8 @@ pub struct Gauges {
     pub open_tasks: usize,
     pub log_streams: usize,
     pub ready: bool,
+    /// Reports ignored since the start.
+    pub ignored_reports: u64,
 }
 
 impl Metrics {
@@ -107,6 +109,12 @@ impl Metrics {
                 "counter",
                 "Operations without a result: the agent was missing or too late.",
                 given_up,
+            ),
+            (
+                "abide_gateway_reports_ignored_total",
+                "counter",
+                "Reports of agents ignored because of a limit of their host.",
+                gauges.ignored_reports,
             ),
             ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
             ("abide_gateway_agent_sessions", "gauge", "Connected agents.", gauges.sessions as u64),

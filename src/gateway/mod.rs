@@ -43,6 +43,7 @@ mod registry;
 mod reply;
 mod report_limits;
 mod results;
+mod report_usage;
 pub mod routes;
 mod secrets;
 mod state;
@@ -79,6 +80,7 @@ pub struct Gateway<S> {
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
     pub(crate) metrics: metrics::Metrics,
+    report_usage: report_usage::ReportUsage,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
 }
@@ -95,6 +97,7 @@ impl<S: Store> Gateway<S> {
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             metrics: metrics::Metrics::default(),
+            report_usage: report_usage::ReportUsage::default(),
             cannot_write: AtomicBool::new(false),
         }
     }

@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use abide::model::{EnvValue, Identity, Spec};
+use abide::store::{Embedded, Store};
 use serde_json::{Value, json};
 
 use crate::apply::KillOnDrop;
@@ -122,4 +124,110 @@ fn a_step_of_the_wall_clock_loses_no_agent() {
         "given up after {:?}, as the clock stepped",
         begun.elapsed()
     );
+}
+
+/// Bytes of all files in a folder.
+fn bytes_in(folder: &std::path::Path) -> u64 {
+    let sizes = std::fs::read_dir(folder).expect("a folder").filter_map(|entry| entry.ok()?.metadata().ok());
+    sizes.map(|meta| meta.len()).sum()
+}
+
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = server.send("GET", "/metrics", crate::listeners::AUTH, b"").1;
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_default();
+    line.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name}: {text}"))
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn new_instances_of_one_host_cannot_fill_the_store() {
+    let folder = Workspace::new();
+    let server = server(folder.path());
+    let session = join(&server, "a")["data"]["session"].as_str().expect("a session").to_owned();
+    let tell = format!("tell?session={session}");
+    let large = "x".repeat(3 * MIB);
+    for call in 0..10u64 {
+        let reports: Vec<Value> =
+            (1..=4).map(|nth| report(4 * call + nth, &format!("i{call}-{nth}"), &large)).collect();
+        assert_eq!(send(&server, &tell, &json!(reports))["data"]["acked"], 4 * call + 4);
+    }
+    assert!(metric(&server, "abide_gateway_reports_ignored_total") >= 5, "120 MiB do not fit");
+    // Each name of an agent has a counter; the oldest are deleted.
+    for nth in 0..40 {
+        let session =
+            join(&server, &format!("a{nth}"))["data"]["session"].as_str().expect("a session").to_owned();
+        let told = send(&server, &format!("tell?session={session}"), &json!([report(1, "i0-1", "small")]));
+        assert_eq!(told["data"]["acked"], 1, "{told}");
+    }
+    let store = Embedded::open(&folder.path().join("store.db")).expect("it opens");
+    let counters = crate::store::run(store.range("agent/", None, 100)).expect("a page").entries;
+    assert_eq!(counters.len(), 16);
+    let stored = bytes_in(folder.path()) as usize;
+    // Entries, change log and WAL.
+    assert!(stored < 64 * MIB + 128 * MIB + 64 * MIB, "{} MiB on disk", stored / MIB);
+    // Other hosts are not affected.
+    let join = json!({"agent": "b", "hosts": ["0:10.0.0.2"], "version": "1"});
+    let session = send(&server, "join", &join)["data"]["session"].as_str().expect("a session").to_owned();
+    let mut other = body("other");
+    other["hosts"][0]["ip"] = json!("10.0.0.2");
+    assert_eq!(server.gse("register_proc_info", other)["result"], true);
+    let mut honest = report(1, "other", "well");
+    honest["report"]["instance"] = json!("0:10.0.0.2:web:other");
+    assert_eq!(send(&server, &format!("tell?session={session}"), &json!([honest]))["data"]["acked"], 1);
+    assert_eq!(message(&server, "other"), "well");
+}
+
+#[test]
+fn repeated_reports_are_deferred_and_the_newest_is_stored() {
+    let folder = Workspace::new();
+    let server = server(folder.path());
+    assert_eq!(server.gse("register_proc_info", body("noisy"))["result"], true);
+    let session = join(&server, "a")["data"]["session"].as_str().expect("a session").to_owned();
+    let tell = format!("tell?session={session}");
+    let large = "x".repeat(3 * MIB);
+    for seq in 1..=60 {
+        let text = format!("{seq} {large}");
+        assert_eq!(send(&server, &tell, &json!([report(seq, "noisy", &text)]))["data"]["acked"], seq);
+    }
+    let stored = message(&server, "noisy").split(' ').next().map(str::to_owned);
+    assert_ne!(stored.as_deref(), Some("60"), "180 MiB are more than the rate allows");
+    assert!(bytes_in(folder.path()) as usize <= 300 * MIB, "{} MiB", bytes_in(folder.path()) as usize / MIB);
+    // Each call of the agent stores deferred reports as the rate allows.
+    until("the newest report is stored", || {
+        assert_eq!(send(&server, &tell, &json!([]))["data"]["acked"], 60);
+        message(&server, "noisy").starts_with("60 ")
+    });
+    assert_eq!(metric(&server, "abide_gateway_reports_ignored_total"), 0, "all but the newest are replaced");
+}
+
+#[test]
+fn a_host_with_thousands_of_ordinary_instances_fits() {
+    let folder = Workspace::new();
+    let server = server(folder.path());
+    let session = join(&server, "a")["data"]["session"].as_str().expect("a session").to_owned();
+    let tell = format!("tell?session={session}");
+    let ordinary = |seq: u64| {
+        let identity = Identity {
+            proc_name: "p".to_owned(),
+            setup_path: "/opt/p".to_owned(),
+            pid_path: format!("/run/p{seq}.pid"),
+            user: Some("app".to_owned()),
+            value_key: Some(format!("p{seq}")),
+            ..Identity::default()
+        };
+        let mut spec = Spec { identity, ..Spec::default() };
+        // 2 KiB, which is more than most specifications have.
+        spec.env.insert("SETTINGS".to_owned(), EnvValue::Text("s".repeat(1800)));
+        let given = json!({"spec": spec, "owner": "team"});
+        json!({"seq": seq, "report": {"instance": format!("{HOST}:web:p{seq}"), "at": 1, "hosted": true, "pid": 100,
+               "given": given.clone(), "live": given, "health": "Healthy"}})
+    };
+    for call in 0..5u64 {
+        let reports: Vec<Value> = (1..=1000).map(|nth| ordinary(1000 * call + nth)).collect();
+        let told = send(&server, &tell, &json!(reports));
+        assert_eq!(told["data"]["acked"], 1000 * call + 1000, "{told}");
+    }
+    assert_eq!(metric(&server, "abide_gateway_reports_ignored_total"), 0);
+    assert_eq!(metric(&server, "abide_gateway_registered"), 5000);
 }

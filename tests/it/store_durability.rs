@@ -49,6 +49,30 @@ fn two_processes_share_a_file() {
 }
 
 #[test]
+fn large_changes_are_compacted_by_size() {
+    let folder = folder();
+    let store = embedded(&folder);
+    run(async {
+        let first = store.txn(Txn::put("first", "1")).await.expect("a write");
+        for nth in 0..50u8 {
+            store.txn(Txn::put("large", vec![nth; 8 << 20])).await.expect("a write");
+        }
+        let last = store.get("large").await.expect("a read").expect("an entry");
+        assert_eq!((last.value.len(), last.value.first()), (8 << 20, Some(&49)));
+        assert_eq!(first, Outcome::Written(1));
+        assert!(matches!(store.changes("", 1).await, Err(Error::Compacted)), "400 MiB are not kept");
+        let newest = store.changes("", last.mod_seq - 1).await.expect("the last change");
+        assert_eq!(newest.len(), 1);
+    });
+    let sizes =
+        std::fs::read_dir(folder.path()).expect("a folder").filter_map(|entry| entry.ok()?.metadata().ok());
+    let bytes: u64 = sizes.map(|meta| meta.len()).sum();
+    assert!(bytes < 300 << 20, "{} MiB on disk", bytes >> 20);
+    drop(store);
+    assert_eq!(run(embedded(&folder).get("first")).expect("a read").map(|entry| entry.mod_seq), Some(1));
+}
+
+#[test]
 fn old_changes_are_compacted_and_reported() {
     let folder = folder();
     let store = embedded(&folder);

@@ -11,6 +11,10 @@ use crate::store::{Change, DiskError, Error, Seq};
 
 /// Number of changes that the log keeps.
 pub(super) const KEPT: u64 = 100_000;
+/// Maximum bytes of the changes that the log keeps.
+const KEPT_BYTES: u64 = 128 << 20;
+/// Maximum bytes of a WAL that was checkpointed.
+const WAL_BYTES: i64 = 16 << 20;
 /// Format version of the file.
 const VERSION: i64 = 1;
 /// How long a writer waits for the write of another process.
@@ -30,6 +34,7 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         // The writer thread checkpoints when it is idle.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.set_prepared_statement_cache_capacity(32);
+        connection.pragma_update(None, "journal_size_limit", WAL_BYTES)?;
         // All entries are in memory already.
         connection.pragma_update(None, "cache_size", -512)?;
         Ok(connection)
@@ -102,6 +107,28 @@ pub(super) fn logged(
         }
     }
     Ok(Some(changes))
+}
+
+/// Deletes the oldest changes beyond the count and the bytes that the log keeps. The last change always stays: it has
+/// the store's last number.
+pub(super) fn compact(connection: &Connection, last: Seq) -> rusqlite::Result<()> {
+    let mut oldest = last.saturating_sub(KEPT);
+    let mut sizes = connection.prepare_cached(
+        "SELECT number, sum(length(key) + coalesce(length(value), 0)) FROM log WHERE number < ?1
+         GROUP BY number ORDER BY number DESC",
+    )?;
+    let mut sizes = sizes.query([signed(last)])?;
+    let mut bytes = 0;
+    while let Some(row) = sizes.next()? {
+        bytes += number(row.get(1)?);
+        if bytes > KEPT_BYTES {
+            oldest = oldest.max(number(row.get(0)?));
+            break;
+        }
+    }
+    drop(sizes);
+    connection.prepare_cached("DELETE FROM log WHERE number <= ?1")?.execute([signed(oldest)])?;
+    Ok(())
 }
 
 pub(super) fn last_number(connection: &Connection) -> rusqlite::Result<Seq> {

@@ -4,8 +4,8 @@
 //! Transactions are sent to the writer thread. The thread puts all queued transactions into one SQLite transaction,
 //! commits (WAL, synchronous FULL: the commit is on disk), and only then replies; many small writes share one fsync.
 //! Readers use an in-memory cache. Another process may write to the same file: before each read the cache checks
-//! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes; a request
-//! for older ones returns [`Error::Compacted`].
+//! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes, up to
+//! 128 MiB; a request for older ones returns [`Error::Compacted`].
 //!
 //! A failed commit changes nothing: its callers get the error, the cache stays unchanged, and the next transaction
 //! starts over.
@@ -102,7 +102,16 @@ impl Embedded {
         std::thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || {
-                Writer { connection, file: own, mark, commits: 0, shared: weak }.run(&jobs);
+                Writer {
+                    connection,
+                    file: own,
+                    mark,
+                    commits: 0,
+                    uncompacted_bytes: 0,
+                    wal_bytes: 0,
+                    shared: weak,
+                }
+                .run(&jobs);
             })
             .map_err(|error| Error::io("cannot start the store thread", error))?;
         Ok(Embedded { shared })

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
 use super::Shared;
-use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
+use super::file::{compact, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
@@ -18,6 +18,8 @@ use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, key
 const MAX_BATCH: usize = 1024;
 /// The log is compacted in bulk: compaction with each write would cost as much as the write.
 const COMPACT_EVERY: u64 = 1_000;
+/// Written bytes after which the log is compacted and the WAL is checkpointed, whatever their count.
+const COMPACT_BYTES: usize = 32 << 20;
 /// Idle time after which the WAL is checkpointed.
 const IDLE: Duration = Duration::from_millis(200);
 /// Minimum commits before an idle checkpoint: a WAL that starts over waits for the disk twice.
@@ -56,6 +58,9 @@ pub(super) struct Writer {
     pub(super) mark: HighWaterMark,
     /// Commits since the last checkpoint.
     pub(super) commits: u32,
+    /// Bytes written since the last compaction of the log, and since the last checkpoint.
+    pub(super) uncompacted_bytes: usize,
+    pub(super) wal_bytes: usize,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
@@ -82,14 +87,15 @@ impl Writer {
 
     /// The next job. The WAL is checkpointed while the queue is empty, so that no job waits for it.
     fn next(&mut self, jobs: &mpsc::Receiver<Job>) -> Option<Job> {
+        if self.wal_bytes >= COMPACT_BYTES {
+            self.checkpoint();
+        }
         if self.commits >= MIN_COMMITS {
             match jobs.recv_timeout(IDLE) {
                 Ok(job) if self.commits < MAX_COMMITS => return Some(job),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 other => {
-                    self.commits = 0;
-                    // On failure (readers of old pages, a full disk) the next idle time retries.
-                    let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+                    self.checkpoint();
                     if let Ok(job) = other {
                         return Some(job);
                     }
@@ -97,6 +103,12 @@ impl Writer {
             }
         }
         jobs.recv().ok()
+    }
+
+    fn checkpoint(&mut self) {
+        (self.commits, self.wal_bytes) = (0, 0);
+        // On failure (readers of old pages, a full disk) the next idle time retries.
+        let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
 
     /// Commits all queued jobs, then replies to each.
@@ -131,11 +143,19 @@ impl Writer {
             };
             replies.push(reply);
         }
-        if first / COMPACT_EVERY != last / COMPACT_EVERY {
-            let oldest = last.saturating_sub(KEPT);
-            file.prepare_cached("DELETE FROM log WHERE number <= ?1")?.execute([signed(oldest)])?;
+        let written: usize = changes
+            .iter()
+            .map(|change| change.key.len() + change.value.as_ref().map_or(0, |value| value.len()))
+            .sum();
+        let uncompacted = self.uncompacted_bytes + written;
+        let is_due = first / COMPACT_EVERY != last / COMPACT_EVERY || uncompacted >= COMPACT_BYTES;
+        if is_due {
+            compact(&file, last)?;
         }
         file.commit()?;
+        self.uncompacted_bytes = if is_due { 0 } else { uncompacted };
+        // Entry and log.
+        self.wal_bytes += 2 * written;
         self.commits += 1;
         self.mark.set(last);
         Ok((replies, changes))
