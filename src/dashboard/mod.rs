@@ -43,8 +43,9 @@ use crate::contract::{self, Accepted, ErrorBody, PlanDocument};
 use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
-    AdmittedRequest, BodyError, Budget, Connection, LimitedResource, LoginFailureAction, Reloadable,
-    UnknownCallers, end_on_revocation, read_body,
+    AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, CredentialScope,
+    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, end_on_revocation,
+    read_body,
 };
 use crate::store::Store;
 
@@ -343,12 +344,25 @@ async fn verify_webhook<S>(
     match accepted {
         Ok(delivery) => {
             if let (Some(connection), Some(webhook)) = (connection, &shared.dashboard.webhook) {
-                connection.authenticated(webhook.credential_check());
+                count_connection(connection, "webhook", webhook.credential_check())?;
             }
             Ok(delivery)
         }
         Err(refused) => Err(delay_wrong_credentials(refused, connection, "a webhook").await),
     }
+}
+
+/// Counts the connection for its credential.
+fn count_connection(
+    connection: &Connection,
+    name: &str,
+    in_force: CredentialCheck,
+) -> Result<(), ErrorResponse> {
+    let credential = CredentialKey::new(CredentialScope::Clients, name);
+    connection.authenticated(credential, in_force).map_err(|ShareExceeded| {
+        let message = "too many connections with these credentials: try again";
+        error_response(StatusCode::SERVICE_UNAVAILABLE, message)
+    })
 }
 
 /// Applies the result of a credential check: success authenticates the connection, wrong credentials are logged and
@@ -361,8 +375,7 @@ async fn check_credentials<S>(
 ) -> Result<(), ErrorResponse> {
     match (checked, Connection::of(&parts.extensions)) {
         (Ok(AuthMethod::Shown), Some(connection)) => {
-            connection.authenticated(dashboard.access.credential_check(parts));
-            Ok(())
+            count_connection(connection, "token", dashboard.access.credential_check(parts))
         }
         (Ok(AuthMethod::NotNeeded), Some(connection)) => {
             connection.demote();

@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 use tracing::warn;
 
 use super::routes::{ApiCall, RouteAccess};
-use crate::http::{CredentialCheck, Reloadable, Revocation, base64, is_weak};
+use crate::http::{CredentialCheck, CredentialKey, CredentialScope, Reloadable, Revocation, base64, is_weak};
 use crate::model::{HostKey, glob};
 use crate::permissions::PermissionError;
 
@@ -169,6 +169,11 @@ impl App {
     pub fn may_touch_all(&self) -> bool {
         self.namespaces.iter().any(|pattern| pattern == "*")
     }
+
+    /// The app as a unit of connection limits.
+    pub fn credential_key(&self) -> CredentialKey {
+        CredentialKey::new(CredentialScope::Clients, &self.code)
+    }
 }
 
 /// Agent tokens and the hosts that each may represent.
@@ -228,6 +233,15 @@ impl Tokens {
 
     pub fn is_known(&self, token: &str) -> bool {
         self.compare(token, |_| true)
+    }
+
+    /// The token as a unit of connection limits.
+    pub fn credential_key(&self, token: &str) -> CredentialKey {
+        let scope = match self.compare(token, Option::is_none) {
+            true => CredentialScope::AllHosts,
+            false => CredentialScope::OneHost,
+        };
+        CredentialKey::new(scope, token)
     }
 
     /// Compares every token, so that the duration reveals nothing.

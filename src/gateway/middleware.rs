@@ -29,8 +29,8 @@ use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
 use crate::http::{
-    AdmittedRequest, BodyError, Budget, Connection, LimitedResource, LoginFailureAction, Peer,
-    UnknownCallers, end_on_revocation, read_body, readmit,
+    AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, LimitedResource,
+    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, end_on_revocation, read_body, readmit,
 };
 use crate::store::Store;
 
@@ -179,14 +179,18 @@ async fn respond<S: Store>(
     let (apps, tokens) = (shared.authenticator.apps(), shared.authenticator.tokens());
     let identity = identify(&apps, &tokens, call, parts);
     let token = bearer(&parts.headers).unwrap_or_default();
-    let in_force = match &identity {
-        CallerIdentity::App(app) => Some(shared.authenticator.app_credential_check(app)),
-        CallerIdentity::Agent => Some(shared.authenticator.token_credential_check(&tokens, token)),
+    let proof = match &identity {
+        CallerIdentity::App(app) => {
+            Some((app.credential_key(), shared.authenticator.app_credential_check(app)))
+        }
+        CallerIdentity::Agent => {
+            Some((tokens.credential_key(token), shared.authenticator.token_credential_check(&tokens, token)))
+        }
         CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(_) => None,
     };
-    if let Some(in_force) = in_force {
+    if let Some((credential, in_force)) = proof {
+        count_connection(call, connection, credential, in_force)?;
         log.proved = true;
-        connection.inspect(|connection| connection.authenticated(in_force));
     }
     let mut admitted = admit(shared, call, &identity, parts).await?;
     let read_in = shared.limits.body_time;
@@ -212,10 +216,9 @@ async fn respond<S: Store>(
                 drop((admitted, bytes));
                 return Err(wrong_credentials(call, connection, &code).await);
             };
+            let in_force = shared.authenticator.app_credential_check(app);
+            count_connection(call, connection, app.credential_key(), in_force)?;
             log.proved = true;
-            connection.inspect(|connection| {
-                connection.authenticated(shared.authenticator.app_credential_check(app))
-            });
             app
         }
     };
@@ -232,6 +235,23 @@ async fn respond<S: Store>(
         shared.gateway.record_write_result(!matches!(result, Err(ApiError::Store(_))));
     }
     result.map_err(|refusal| api_error_reply(call, &refusal))
+}
+
+/// Counts the connection for its credential. A credential with its full share of connections gets 503.
+fn count_connection(
+    call: ApiCall,
+    connection: Option<&Connection>,
+    credential: CredentialKey,
+    in_force: CredentialCheck,
+) -> Result<(), ErrorReply> {
+    let Some(connection) = connection else { return Ok(()) };
+    connection.authenticated(credential, in_force).map_err(|ShareExceeded| {
+        let message = "too many connections with these credentials: try again";
+        let code = EnvelopeCode::CONCURRENCY_LIMITED;
+        let (mut response, message) = busy(call, StatusCode::SERVICE_UNAVAILABLE, code, message);
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        (response, message)
+    })
 }
 
 fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorReply> {

@@ -42,8 +42,8 @@ mod processes;
 mod registry;
 mod reply;
 mod report_limits;
-mod results;
 mod report_usage;
+mod results;
 pub mod routes;
 mod secrets;
 mod state;
@@ -79,8 +79,8 @@ pub struct Gateway<S> {
     floor: AtomicU64,
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
-    pub(crate) metrics: metrics::Metrics,
     report_usage: report_usage::ReportUsage,
+    pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
 }
@@ -96,8 +96,8 @@ impl<S: Store> Gateway<S> {
             floor: AtomicU64::new(0),
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
-            metrics: metrics::Metrics::default(),
             report_usage: report_usage::ReportUsage::default(),
+            metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
     }

@@ -1,8 +1,13 @@
 //! Listener connections: limits, authentication state, and eviction when the listener is full.
 //!
 //! A connection is unauthenticated until a request on it shows valid credentials. Unauthenticated connections are
-//! limited per peer, and a new one evicts the oldest silent one; a known caller's connection is never evicted. A peer
-//! that opens thousands of silent connections therefore loses only its own.
+//! limited per peer, and a new one evicts the oldest silent one. A peer that opens thousands of silent connections
+//! therefore loses only its own; it never evicts a known caller's connection.
+//!
+//! The connections of known callers are limited per credential. Beyond its share, a credential's new connection evicts
+//! its oldest silent one, and is refused if all have a request in flight. A part of all connections is reserved for new
+//! callers, which includes health checks. When known callers hold all others, a new one evicts a connection of the
+//! credential with the most, so one app or one stolen token cannot lock out the others.
 //!
 //! A new connection is accepted even when its peer has used its share, because it may carry the credentials of another
 //! caller at the same address. It gets the time to send a header, and only that header decides.
@@ -15,6 +20,7 @@ use std::time::Duration;
 use axum::http::Extensions;
 use tokio::sync::Notify;
 
+use super::credential_key::{CredentialKey, ShareExceeded};
 use super::logins::{LoginFailureAction, Logins};
 use super::overload::{LimitedResource, Overload};
 use super::peers::{Entry, PeerKey, Peers, Position, Stage};
@@ -30,12 +36,17 @@ const MIN_PER_PEER: usize = 64;
 /// Part of a peer's share reserved for new connections that have not sent their first header.
 const ARRIVING_SHARE: usize = 4;
 
+/// Part of all connections that known callers do not get: it is for new callers and health checks.
+const RESERVED_SHARE: usize = 16;
+
 /// All connections of one listener.
 pub struct Connections {
     most: usize,
     most_per_peer: usize,
     table: Mutex<ConnectionTable>,
     evicted: AtomicU64,
+    /// Requests refused because their credential has its full share.
+    over_share: AtomicU64,
     pub(super) overload: Overload,
     logins: Logins,
 }
@@ -43,7 +54,7 @@ pub struct Connections {
 #[derive(Default)]
 struct ConnectionTable {
     unknown: Peers,
-    known: usize,
+    known: Peers<CredentialKey>,
 }
 
 impl Connections {
@@ -53,6 +64,7 @@ impl Connections {
             most_per_peer: (most / PEER_SHARE).max(MIN_PER_PEER).min(most),
             table: Mutex::default(),
             evicted: AtomicU64::new(0),
+            over_share: AtomicU64::new(0),
             overload: Overload::default(),
             logins: Logins::default(),
         })
@@ -74,7 +86,7 @@ impl Connections {
                 _ => break,
             }
         }
-        if table.unknown.len() + table.known >= self.most && !self.evict_fullest(&mut table) {
+        if table.unknown.len() + table.known.len() >= self.most && !self.evict_fullest(&mut table) {
             drop(table);
             self.overload.refused(LimitedResource::Connections);
             return None;
@@ -118,11 +130,43 @@ impl Connections {
         }
     }
 
+    /// Maximum connections of all known callers.
+    fn most_known(&self) -> usize {
+        self.most - self.most / RESERVED_SHARE
+    }
+
+    fn most_of(&self, credential: CredentialKey) -> usize {
+        credential.share(self.most).min(self.most_known())
+    }
+
+    /// Makes room for one more connection of a credential.
+    fn make_room(&self, table: &mut ConnectionTable, credential: CredentialKey) -> Result<(), ShareExceeded> {
+        let own = table.known.of(credential);
+        if own < self.most_of(credential) && table.known.len() < self.most_known() {
+            return Ok(());
+        }
+        let fullest = table.known.fullest().filter(|fullest| {
+            // Requests in flight end only for a credential that has far less.
+            own < self.most_of(credential) && table.known.of(*fullest) > 2 * own + 1
+        });
+        let victim =
+            match fullest.and_then(|fullest| table.known.oldest(fullest).map(|(at, _)| (fullest, at))) {
+                Some(victim) => Some(victim),
+                None => table.known.oldest(credential).map(|(position, _)| (credential, position)),
+            };
+        let victim = victim.filter(|(key, position)| *key != credential || position.stage == Stage::Silent);
+        let Some((key, position)) = victim else { return Err(ShareExceeded) };
+        if table.known.evict(key, position).is_some() {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Metrics of the listener in the Prometheus text format.
     pub fn metrics_text(&self) -> String {
         let (known, unknown) = {
             let table = self.table();
-            (table.known, table.unknown.len())
+            (table.known.len(), table.unknown.len())
         };
         let mut page = MetricsText::default();
         let help = "Open connections by whether their caller is known.";
@@ -131,8 +175,11 @@ impl Connections {
             page.line("abide_connections", &[("caller", caller)], many);
         }
         let evicted = self.evicted.load(Ordering::Relaxed);
-        let help = "Unauthenticated connections closed to make room for others.";
+        let help = "Connections closed to make room for others.";
         page.single("abide_connections_evicted_total", "counter", help, evicted);
+        let over_share = self.over_share.load(Ordering::Relaxed);
+        let help = "Requests refused because their credential has its full share of connections.";
+        page.single("abide_connections_over_share_total", "counter", help, over_share);
         let help = "Connections and requests refused, by the exhausted resource.";
         page.head("abide_refused_total", "counter", help);
         for (resource, n) in self.overload.counts() {
@@ -166,7 +213,7 @@ struct ConnectionState {
 #[derive(Clone, Copy)]
 enum Slot {
     Unknown(Position),
-    Known,
+    Known(CredentialKey, Position),
 }
 
 impl Connection {
@@ -208,34 +255,60 @@ impl Connection {
 
     fn move_to(&self, stage: Stage) {
         let mut slot = self.slot();
-        let Slot::Unknown(position) = *slot else { return };
         let mut table = self.0.listener.table();
+        let evicted = || Arc::clone(&self.0.evicted);
         // An evicted connection has no entry: its task is about to end.
-        if table.unknown.remove(self.0.key, position).is_some() {
-            *slot = Slot::Unknown(table.unknown.insert(self.0.key, stage, 0, Arc::clone(&self.0.evicted)));
+        match *slot {
+            Slot::Unknown(position) => {
+                if table.unknown.remove(self.0.key, position).is_some() {
+                    *slot = Slot::Unknown(table.unknown.insert(self.0.key, stage, 0, evicted()));
+                }
+            }
+            Slot::Known(credential, position) => {
+                if table.known.remove(credential, position).is_some() {
+                    *slot = Slot::Known(credential, table.known.insert(credential, stage, 0, evicted()));
+                }
+            }
         }
     }
 
     #[cfg(test)]
     fn is_known(&self) -> bool {
-        matches!(*self.slot(), Slot::Known)
+        matches!(*self.slot(), Slot::Known(..))
     }
 
     fn credential_check(&self) -> MutexGuard<'_, Option<CredentialCheck>> {
         self.0.credential_check.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Records valid credentials: the connection stops counting as unauthenticated while the credential is valid and
-    /// each request shows it.
-    pub fn authenticated(&self, in_force: CredentialCheck) {
-        *self.credential_check() = Some(in_force);
+    /// Records valid credentials: the connection counts for its credential while that is valid and each request shows
+    /// it. An error: the credential has its full share, and the request must be refused.
+    pub fn authenticated(
+        &self,
+        credential: CredentialKey,
+        in_force: CredentialCheck,
+    ) -> Result<(), ShareExceeded> {
         let mut slot = self.slot();
-        let Slot::Unknown(position) = *slot else { return };
-        let mut table = self.0.listener.table();
-        if table.unknown.remove(self.0.key, position).is_some() {
-            table.known += 1;
-            *slot = Slot::Known;
+        if !matches!(*slot, Slot::Known(current, _) if current == credential) {
+            let mut table = self.0.listener.table();
+            if let Err(exceeded) = self.0.listener.make_room(&mut table, credential) {
+                drop((table, slot));
+                self.demote();
+                self.0.listener.over_share.fetch_add(1, Ordering::Relaxed);
+                return Err(exceeded);
+            }
+            let entry = match *slot {
+                Slot::Unknown(position) => table.unknown.remove(self.0.key, position),
+                Slot::Known(former, position) => table.known.remove(former, position),
+            };
+            if entry.is_some() {
+                let position = table.known.insert(credential, Stage::Busy, 0, Arc::clone(&self.0.evicted));
+                *slot = Slot::Known(credential, position);
+            }
         }
+        drop(slot);
+        *self.credential_check() = Some(in_force);
+        Ok(())
     }
 
     /// Records wrong credentials: logs the failure, marks the connection as unauthenticated, and waits for the delay
@@ -248,11 +321,12 @@ impl Connection {
     /// Marks the connection as unauthenticated: a request ended without valid credentials.
     pub fn demote(&self) {
         let mut slot = self.slot();
-        if matches!(*slot, Slot::Known) {
+        if let Slot::Known(credential, position) = *slot {
             let mut table = self.0.listener.table();
-            table.known -= 1;
-            *slot =
-                Slot::Unknown(table.unknown.insert(self.0.key, Stage::Busy, 0, Arc::clone(&self.0.evicted)));
+            if table.known.remove(credential, position).is_some() {
+                let evicted = Arc::clone(&self.0.evicted);
+                *slot = Slot::Unknown(table.unknown.insert(self.0.key, Stage::Busy, 0, evicted));
+            }
         }
     }
 
@@ -272,7 +346,7 @@ impl Drop for ConnectionState {
         let slot = *self.slot.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut table = self.listener.table();
         match slot {
-            Slot::Known => table.known -= 1,
+            Slot::Known(credential, position) => drop(table.known.remove(credential, position)),
             Slot::Unknown(position) => drop(table.unknown.remove(self.key, position)),
         }
     }
@@ -289,10 +363,19 @@ impl Drop for RequestGuard {
 
 #[cfg(test)]
 mod tests {
+    use super::super::credential_key::CredentialScope;
     use super::*;
 
     fn peer(last: u8) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, last], 1000))
+    }
+
+    fn app(name: &str) -> CredentialKey {
+        CredentialKey::new(CredentialScope::Clients, name)
+    }
+
+    fn prove(connection: &Connection, name: &str) {
+        connection.authenticated(app(name), Box::new(|| true)).expect("room");
     }
 
     async fn is_evicted(connection: &Connection) -> bool {
@@ -303,7 +386,7 @@ mod tests {
     async fn a_full_listener_evicts_the_fullest_peers_oldest_and_never_a_known_caller() {
         let listener = Connections::new(4);
         let known = listener.admit(peer(1)).expect("room");
-        known.authenticated(Box::new(|| true));
+        prove(&known, "a");
         let honest = listener.admit(peer(2)).expect("room");
         let silent: Vec<_> = (0..5).map(|_| listener.admit(peer(3)).expect("one goes")).collect();
         for (nth, connection) in silent.iter().enumerate() {
@@ -320,13 +403,13 @@ mod tests {
     async fn when_known_callers_have_all_connections_a_new_one_is_refused_and_that_shows() {
         let listener = Connections::new(2);
         let held: Vec<_> = (0..2).map(|_| listener.admit(peer(1)).expect("room")).collect();
-        held.iter().for_each(|one| one.authenticated(Box::new(|| true)));
+        held.iter().for_each(|one| prove(one, "a"));
         assert!(listener.admit(peer(2)).is_none());
         assert_eq!(listener.overload.exhausted(), Some(LimitedResource::Connections));
         held[0].demote();
         assert!(listener.admit(peer(2)).is_some(), "a caller whose credentials failed makes room");
         drop(held);
-        assert_eq!(listener.table().known, 0);
+        assert_eq!(listener.table().known.len(), 0);
         assert_eq!(listener.table().unknown.len(), 0);
     }
 
@@ -336,14 +419,48 @@ mod tests {
         let connection = listener.admit(peer(1)).expect("room");
         let valid = Arc::new(AtomicBool::new(true));
         let shared = Arc::clone(&valid);
-        connection.authenticated(Box::new(move || shared.load(Ordering::Relaxed)));
+        let check = Box::new(move || shared.load(Ordering::Relaxed));
+        connection.authenticated(app("a"), check).expect("room");
         drop(connection.begin_request());
         assert!(connection.is_known());
         valid.store(false, Ordering::Relaxed);
         drop(connection.begin_request());
         assert!(!connection.is_known(), "its credential was replaced");
-        connection.authenticated(Box::new(|| true));
+        prove(&connection, "a");
         assert!(connection.is_known());
+    }
+
+    #[tokio::test]
+    async fn one_credential_cannot_hold_the_connections_of_others() {
+        let listener = Connections::new(160);
+        let open = |name: &str| {
+            let connection = listener.admit(peer(1)).expect("the reserve has room");
+            let request = connection.begin_request();
+            connection.authenticated(app(name), Box::new(|| true)).map(|()| (connection, request))
+        };
+        // Two apps with requests in flight: each gets its share, and both leave the reserve.
+        let mut busy: Vec<_> = (0..80).map(|_| open("a").expect("its share")).collect();
+        assert_eq!(open("a").err(), Some(ShareExceeded));
+        busy.extend((0..70).map(|_| open("b").expect("its share")));
+        assert_eq!(open("b").err(), Some(ShareExceeded), "the reserve is for new callers");
+        assert!(listener.metrics_text().contains("abide_connections_over_share_total 2\n"));
+        assert_eq!(
+            listener.overload.exhausted(),
+            None,
+            "a caller beyond its share does not make the gateway unready"
+        );
+        // Another caller gets a connection of the fullest.
+        let other = open("c").expect("room");
+        assert!(
+            is_evicted(&busy[0].0).await && !is_evicted(&busy[80].0).await && !is_evicted(&other.0).await
+        );
+        // Silent connections of a credential make room for its own.
+        drop(busy.remove(1).1);
+        let (host, one) =
+            (CredentialKey::new(CredentialScope::OneHost, "t"), listener.admit(peer(2)).expect("room"));
+        assert_eq!(listener.most_of(host), 64);
+        one.authenticated(host, Box::new(|| true)).expect("room");
+        assert!(listener.admit(peer(3)).is_some(), "health checks always have room");
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ mod admission;
 mod api_client;
 mod client;
 mod connections;
+mod credential_key;
 mod error;
 mod logins;
 mod overload;
@@ -25,6 +26,7 @@ pub use admission::{AdmittedRequest, BodyError, Budget, UnknownCallers, read_bod
 pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
 pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
+pub use credential_key::{CredentialKey, CredentialScope, ShareExceeded};
 pub use error::{TransportError, UnreadableResponse, describe};
 pub use logins::LoginFailureAction;
 pub use overload::LimitedResource;

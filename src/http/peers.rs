@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,23 +48,29 @@ pub struct Entry {
     pub evicted: Arc<Notify>,
 }
 
-#[derive(Default)]
-pub struct Peers {
-    entries: HashMap<PeerKey, BTreeMap<Position, Entry>>,
+/// Queues of entries by key: a peer, or a credential.
+pub struct Peers<K = PeerKey> {
+    entries: HashMap<K, BTreeMap<Position, Entry>>,
     count: usize,
     next: u64,
 }
 
-impl Peers {
+impl<K> Default for Peers<K> {
+    fn default() -> Peers<K> {
+        Peers { entries: HashMap::new(), count: 0, next: 0 }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Peers<K> {
     pub fn len(&self) -> usize {
         self.count
     }
 
-    pub fn of(&self, peer: PeerKey) -> usize {
+    pub fn of(&self, peer: K) -> usize {
         self.entries.get(&peer).map_or(0, BTreeMap::len)
     }
 
-    pub fn insert(&mut self, peer: PeerKey, stage: Stage, bytes: usize, evicted: Arc<Notify>) -> Position {
+    pub fn insert(&mut self, peer: K, stage: Stage, bytes: usize, evicted: Arc<Notify>) -> Position {
         self.next += 1;
         let position = Position { stage, nth: self.next };
         let entry = Entry { since: Instant::now(), bytes, evicted };
@@ -72,7 +79,7 @@ impl Peers {
         position
     }
 
-    pub fn remove(&mut self, peer: PeerKey, position: Position) -> Option<Entry> {
+    pub fn remove(&mut self, peer: K, position: Position) -> Option<Entry> {
         let entries = self.entries.get_mut(&peer)?;
         let entry = entries.remove(&position)?;
         if entries.is_empty() {
@@ -82,19 +89,19 @@ impl Peers {
         Some(entry)
     }
 
-    pub fn get_mut(&mut self, peer: PeerKey, position: Position) -> Option<&mut Entry> {
+    pub fn get_mut(&mut self, peer: K, position: Position) -> Option<&mut Entry> {
         self.entries.get_mut(&peer)?.get_mut(&position)
     }
 
     /// The entry of a peer that is evicted first.
-    pub fn oldest(&self, peer: PeerKey) -> Option<(Position, &Entry)> {
+    pub fn oldest(&self, peer: K) -> Option<(Position, &Entry)> {
         self.entries.get(&peer)?.first_key_value().map(|(position, entry)| (*position, entry))
     }
 
     /// The entry of a peer that is evicted first when up to `arriving` young silent entries have precedence over
     /// requests older than `settled`: a new connection can show its credentials even if requests in flight hold its
     /// peer's share.
-    pub fn displaced(&self, peer: PeerKey, arriving: usize, settled: Duration) -> Option<(Position, &Entry)> {
+    pub fn displaced(&self, peer: K, arriving: usize, settled: Duration) -> Option<(Position, &Entry)> {
         let entries = self.entries.get(&peer)?;
         let (first, entry) = entries.first_key_value()?;
         let silent = entries.keys().take_while(|position| position.stage == Stage::Silent);
@@ -108,27 +115,27 @@ impl Peers {
     }
 
     /// The peer with the most entries; ties go to the peer whose entry is evicted first.
-    pub fn fullest(&self) -> Option<PeerKey> {
+    pub fn fullest(&self) -> Option<K> {
         self.first_by(BTreeMap::len)
     }
 
     /// The peer whose entries hold the most bytes; ties go to the peer whose entry is evicted first.
-    pub fn heaviest(&self) -> Option<PeerKey> {
+    pub fn heaviest(&self) -> Option<K> {
         self.first_by(|entries| entries.values().map(|entry| entry.bytes).sum())
     }
 
-    fn first_by(&self, weight: impl Fn(&BTreeMap<Position, Entry>) -> usize) -> Option<PeerKey> {
+    fn first_by(&self, weight: impl Fn(&BTreeMap<Position, Entry>) -> usize) -> Option<K> {
         let first = |entries: &BTreeMap<Position, Entry>| entries.keys().next().copied();
         let rank = |entries: &BTreeMap<Position, Entry>| (weight(entries), Reverse(first(entries)));
         self.entries.iter().max_by_key(|(_, entries)| rank(entries)).map(|(peer, _)| *peer)
     }
 
-    pub fn bytes_of(&self, peer: PeerKey) -> usize {
+    pub fn bytes_of(&self, peer: K) -> usize {
         self.entries.get(&peer).map_or(0, |entries| entries.values().map(|entry| entry.bytes).sum())
     }
 
     /// The entry of a peer that holds the most bytes; ties go to the oldest.
-    pub fn largest(&self, peer: PeerKey) -> Option<Position> {
+    pub fn largest(&self, peer: K) -> Option<Position> {
         let entries = self.entries.get(&peer)?;
         entries
             .iter()
@@ -137,7 +144,7 @@ impl Peers {
     }
 
     /// Removes an entry and notifies its holder.
-    pub fn evict(&mut self, peer: PeerKey, position: Position) -> Option<Entry> {
+    pub fn evict(&mut self, peer: K, position: Position) -> Option<Entry> {
         let entry = self.remove(peer, position)?;
         entry.evicted.notify_one();
         Some(entry)

@@ -396,6 +396,46 @@ fn a_connection_is_authenticated_only_while_its_caller_is() {
 }
 
 #[test]
+fn the_credentials_of_one_caller_do_not_take_all_connections() {
+    let folder = Workspace::new();
+    let apps =
+        "apps: [{code: one, secret: the-secret-of-one, namespaces: [web]}, {code: all, secret: s3cret}]\n";
+    std::fs::write(folder.path().join("apps.yaml"), apps).expect("a file");
+    std::fs::write(folder.path().join("token"), "token\n").expect("a file");
+    let gateway = Gateway::start(folder.path(), &["--max-connections", "256"]);
+    let tokens = "* token\n0:10.0.0.66 stolen-stolen-stolen\n";
+    std::fs::write(folder.path().join("tokens"), tokens).expect("a file");
+    let server = &gateway.server;
+    let app = AUTH.replace("\"all\"", "\"one\"").replace("s3cret", "the-secret-of-one");
+    let token = "Authorization: Bearer stolen-stolen-stolen\r\n";
+    let stolen = "/api/abide/v1/agent/stream?session=none";
+    until("the token is known", || server.send("GET", stolen, token, b"").0 == 410);
+    let mut held: Vec<TcpStream> = Vec::new();
+    let mut open = |path: &str, headers: &str, expected: u16| {
+        let mut stream = TcpStream::connect(server.address).expect("a connection");
+        stream.set_read_timeout(Some(SOON)).expect("a timeout");
+        if ask(&mut stream, path, headers) == expected {
+            held.push(stream);
+        }
+    };
+    for _ in 0..300 {
+        open("/api/abide/v1/hosts", &app, 200);
+        open(stolen, token, 410);
+    }
+    // A silent connection of a credential is closed when it opens more than its share.
+    until("both have their shares", || known_connections(server) <= 128 + 64);
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(server.send("GET", path, "", b"").0, 200, "{path}");
+    }
+    assert_eq!(server.send("GET", "/api/abide/v1/processes", AUTH, b"").0, 200, "another app");
+    let mut system = System { folder: Workspace::new(), server: Server::at(server.address), agent: None };
+    std::fs::write(system.path("token"), "token\n").expect("a file");
+    system.start_agent();
+    let done = system.operate("p", 0, &system.spec("p", "exec sleep 1000"));
+    assert_eq!(done.0, 0, "an agent joins and works: {}", done.1);
+}
+
+#[test]
 fn a_replaced_secret_ends_its_open_streams_and_no_other() {
     let folder = Workspace::new();
     let apps = |first: &str| {
