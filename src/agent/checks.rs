@@ -97,8 +97,16 @@ async fn probe(
             let ran = run_check_command(key, spec, rights, main, command, settings.timeout).await;
             ran.map_err(|error| HealthFailure::of(&error))
         }
-        Probe::Http(url) => health::probe_http(url, settings.timeout).await,
-        Probe::Tcp(address) => health::probe_tcp(address, settings.timeout).await,
+        Probe::Http(url) => {
+            let response = health::probe_http(rights.account().uid(), url, settings.timeout).await?;
+            // The secrets are read only if there is a text to mask.
+            let secrets = match response.has_body() {
+                true => environment(spec, rights, &[]).await.ok().map(|env| env.secrets),
+                false => None,
+            };
+            response.result(secrets.as_ref())
+        }
+        Probe::Tcp(address) => health::probe_tcp(rights.account().uid(), address, settings.timeout).await,
     }
 }
 

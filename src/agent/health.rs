@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::masking::SecretTexts;
+use super::name_lookup::resolve;
 use crate::error_chain::chain;
 use crate::model::{Health, HealthCheck, Monitor, Spec, SpecSection};
 
@@ -60,6 +62,10 @@ impl HealthSettings<'_> {
     pub fn of(spec: &Spec) -> Option<HealthSettings<'_>> {
         let HealthCheck { cmd, http, tcp, start_period, interval, timeout, retries } = &spec.health;
         let seconds = |set: &Option<u32>, default: u32| Duration::from_secs(set.unwrap_or(default).into());
+        let bounded = |set: &Option<u32>, default: u32| {
+            let within = set.unwrap_or(default).clamp(1, HealthCheck::MAX_SECONDS);
+            Duration::from_secs(within.into())
+        };
         let start_check = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let start_period = seconds(start_period, HealthCheck::START_PERIOD.max(start_check));
         if !spec.health.is_set() {
@@ -78,9 +84,10 @@ impl HealthSettings<'_> {
         Some(HealthSettings {
             probe,
             start_period,
-            interval: Some(seconds(interval, HealthCheck::INTERVAL)),
-            timeout: seconds(timeout, HealthCheck::TIMEOUT),
-            retries: retries.unwrap_or(HealthCheck::RETRIES),
+            // A spec of an earlier version may have values that a gateway refuses today.
+            interval: Some(bounded(interval, HealthCheck::INTERVAL)),
+            timeout: bounded(timeout, HealthCheck::TIMEOUT),
+            retries: retries.unwrap_or(HealthCheck::RETRIES).clamp(1, HealthCheck::MAX_RETRIES),
         })
     }
 
@@ -126,9 +133,9 @@ impl HealthState {
     }
 }
 
-/// Connects to `HOST:PORT`.
-pub async fn probe_tcp(address: &str, timeout: Duration) -> ProbeResult {
-    match tokio::time::timeout(timeout, TcpStream::connect(address)).await {
+/// Connects to `HOST:PORT`. `uid`: the user of the spec, whose lookups are bounded.
+pub async fn probe_tcp(uid: u32, address: &str, timeout: Duration) -> ProbeResult {
+    match tokio::time::timeout(timeout, connect(uid, address)).await {
         Ok(Ok(_)) => Ok(format!("{address} accepts connections")),
         Ok(Err(error)) => Err(HealthFailure::new(format!("cannot connect to {address}: {error}"))),
         Err(_) => Err(HealthFailure::new(format!(
@@ -138,11 +145,28 @@ pub async fn probe_tcp(address: &str, timeout: Duration) -> ProbeResult {
     }
 }
 
+async fn connect(uid: u32, address: &str) -> std::io::Result<TcpStream> {
+    let addresses = resolve(uid, address).await?;
+    TcpStream::connect(&*addresses).await
+}
+
+/// The response to an HTTP probe: its status, and the begin of its body.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HttpResponse {
+    status: u16,
+    body: Vec<u8>,
+    /// The end of the body was not read.
+    is_cut: bool,
+}
+
 /// Requests a URL. Redirects are not followed; they count as success.
-pub async fn probe_http(url: &str, timeout: Duration) -> ProbeResult {
+pub async fn probe_http(uid: u32, url: &str, timeout: Duration) -> Result<HttpResponse, HealthFailure> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err(HealthFailure::new(format!("{url} is not an http:// URL")));
     };
+    if HealthCheck::has_forbidden(rest) {
+        return Err(HealthFailure::new("the URL contains a space or a control character"));
+    }
     let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
     let address = match authority.rsplit_once(':') {
         Some((_, port)) if !port.ends_with(']') => authority.to_owned(),
@@ -154,7 +178,7 @@ pub async fn probe_http(url: &str, timeout: Duration) -> ProbeResult {
         "GET {path} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: abide\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );
     let exchange = async {
-        let mut stream = TcpStream::connect(&address).await?;
+        let mut stream = connect(uid, &address).await?;
         stream.write_all(request.as_bytes()).await?;
         let mut response = Vec::new();
         // A response that breaks off after its status line still has a status.
@@ -165,7 +189,7 @@ pub async fn probe_http(url: &str, timeout: Duration) -> ProbeResult {
         std::io::Result::Ok(response)
     };
     match tokio::time::timeout(timeout, exchange).await {
-        Ok(Ok(response)) => judge_response(url, &response),
+        Ok(Ok(response)) => parse_response(url, &response),
         Ok(Err(error)) => Err(HealthFailure::new(format!("cannot request {url}: {error}"))),
         Err(_) => {
             Err(HealthFailure::new(format!("cannot request {url}: timed out after {} s", timeout.as_secs())))
@@ -173,7 +197,7 @@ pub async fn probe_http(url: &str, timeout: Duration) -> ProbeResult {
     }
 }
 
-fn judge_response(url: &str, response: &[u8]) -> ProbeResult {
+fn parse_response(url: &str, response: &[u8]) -> Result<HttpResponse, HealthFailure> {
     let text = String::from_utf8_lossy(response);
     let status = text
         .strip_prefix("HTTP/1.")
@@ -182,10 +206,33 @@ fn judge_response(url: &str, response: &[u8]) -> ProbeResult {
     let Some(status) = status else {
         return Err(HealthFailure::new(format!("{url} did not answer with HTTP")));
     };
-    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body).trim();
-    let shown: String = body.chars().take(SHOWN_CHARS).collect();
-    let shown = if shown.is_empty() { format!("HTTP {status}") } else { format!("HTTP {status}: {shown}") };
-    if (200..400).contains(&status) { Ok(shown) } else { Err(HealthFailure::new(shown)) }
+    let begin = response.windows(4).position(|bytes| bytes == b"\r\n\r\n").map(|at| at + 4);
+    let body = begin.and_then(|at| response.get(at..)).unwrap_or_default().trim_ascii().to_vec();
+    Ok(HttpResponse { status, body, is_cut: response.len() >= RESPONSE_BYTES })
+}
+
+impl HttpResponse {
+    pub fn has_body(&self) -> bool {
+        !self.body.is_empty()
+    }
+
+    /// The result of the probe. The begin of the body is shown with the process's secrets masked; `None`: they cannot
+    /// be read, and the body is not shown.
+    pub fn result(&self, secrets: Option<&SecretTexts>) -> ProbeResult {
+        let status = self.status;
+        let body = secrets.map(|secrets| {
+            let masked = secrets.mask(&self.body, 0);
+            // The begin of a secret at the cut is not recognized.
+            let unknown = if self.is_cut { secrets.longest() } else { 0 };
+            let end = masked.floor_char_boundary(masked.len().saturating_sub(unknown));
+            masked[..end].chars().take(SHOWN_CHARS).collect::<String>()
+        });
+        let shown = match body.filter(|body| !body.is_empty()) {
+            Some(body) => format!("HTTP {status}: {body}"),
+            None => format!("HTTP {status}"),
+        };
+        if (200..400).contains(&status) { Ok(shown) } else { Err(HealthFailure::new(shown)) }
+    }
 }
 
 #[cfg(test)]
@@ -237,6 +284,44 @@ mod tests {
         assert_eq!(HealthSettings::of(&Spec::default()), None);
     }
 
+    fn judge_response(url: &str, response: &[u8]) -> ProbeResult {
+        parse_response(url, response)?.result(Some(&SecretTexts::default()))
+    }
+
+    #[test]
+    fn values_of_earlier_versions_are_bounded() {
+        let check = HealthCheck {
+            tcp: Some("h:1".to_owned()),
+            interval: Some(0),
+            timeout: Some(0),
+            retries: Some(0),
+            ..HealthCheck::default()
+        };
+        assert_eq!(check.check().map_err(|problem| problem.field), Err("health.interval".to_owned()));
+        let spec = spec(check);
+        let settings = HealthSettings::of(&spec).expect("a check");
+        let second = Duration::from_secs(1);
+        assert_eq!((settings.interval, settings.timeout, settings.retries), (Some(second), second, 1));
+    }
+
+    #[test]
+    fn secrets_of_a_response_are_masked() {
+        let mut secrets = SecretTexts::default();
+        secrets.add("hunter2hunter2");
+        let response = |body: &str| {
+            let text = format!("HTTP/1.1 503 No\r\n\r\n{body}");
+            let bytes = text.as_bytes();
+            parse_response("u", &bytes[..bytes.len().min(RESPONSE_BYTES)]).expect("a response")
+        };
+        let shown = |body: &str| response(body).result(Some(&secrets)).map_err(|failure| failure.0);
+        assert_eq!(shown("no login: hunter2hunter2"), Err("HTTP 503: no login: (secret)".to_owned()));
+        let across = format!("{}hunter2hunter2", "x".repeat(SHOWN_CHARS - 5));
+        assert!(!shown(&across).expect_err("a failure").contains("hunt"), "a secret across the shown end");
+        let cut = format!("{}\r\n\r\nhunter2hunter2", " ".repeat(RESPONSE_BYTES - 30));
+        assert!(!shown(&cut).expect_err("a failure").contains("hunt"), "a secret across the end of the read");
+        assert_eq!(response("x").result(None), Err(HealthFailure::new("HTTP 503")));
+    }
+
     #[test]
     fn a_response_is_judged_by_its_status() {
         assert_eq!(judge_response("u", b"HTTP/1.1 204 No Content\r\n\r\n"), Ok("HTTP 204".to_owned()));
@@ -255,7 +340,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
         let second = Duration::from_secs(5);
-        assert!(probe_tcp(&address, second).await.is_ok());
+        assert!(probe_tcp(0, &address, second).await.is_ok());
         let serve = async {
             loop {
                 let (mut stream, _) = listener.accept().await.expect("a connection");
@@ -270,14 +355,16 @@ mod tests {
         };
         let probe = async {
             let url = format!("http://{address}/healthz?full");
-            assert_eq!(probe_http(&url, second).await, Ok("HTTP 200: fine".to_owned()));
-            assert_eq!(
-                probe_http(&format!("http://{address}"), second).await,
-                Err(HealthFailure::new("HTTP 500"))
-            );
+            let none = SecretTexts::default();
+            let fine = probe_http(0, &url, second).await.expect("a response");
+            assert_eq!(fine.result(Some(&none)), Ok("HTTP 200: fine".to_owned()));
+            let other = probe_http(0, &format!("http://{address}"), second).await.expect("a response");
+            assert_eq!(other.result(Some(&none)), Err(HealthFailure::new("HTTP 500")));
+            let injected = format!("http://{address}/ HTTP/1.1\r\nX-Injected: 1\r\n");
+            assert!(probe_http(0, &injected, second).await.is_err());
         };
         tokio::select! { () = serve => {}, () = probe => {} }
         // Port 1 is privileged, so no other test listens there.
-        assert!(probe_tcp("127.0.0.1:1", second).await.is_err());
+        assert!(probe_tcp(0, "127.0.0.1:1", second).await.is_err());
     }
 }

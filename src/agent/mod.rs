@@ -47,12 +47,14 @@ mod context;
 mod environment;
 mod error;
 mod exit_record;
+mod file_limit;
 mod health;
 mod instance;
 mod log_writer;
 mod logs;
 mod masking;
 mod meter;
+mod name_lookup;
 mod oplog;
 mod output;
 mod output_bound;
@@ -155,6 +157,7 @@ impl Supervisor {
         up: mpsc::UnboundedSender<AgentMessage>,
     ) -> Result<Supervisor, Error> {
         process::set_cloexec();
+        file_limit::raise();
         crate::malloc::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
         close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])

@@ -29,7 +29,8 @@ pub struct Output {
 }
 
 impl Output {
-    pub fn new() -> Result<Output, OutputError> {
+    /// `uid`: the user of the command.
+    pub fn new(uid: u32) -> Result<Output, OutputError> {
         let made = || -> std::io::Result<Output> {
             let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
             let made = File::from(fd);
@@ -37,14 +38,14 @@ impl Output {
             // The command can open it again for writing (/dev/stdout) but not map it: inotify does not see writes to a
             // mapping.
             made.set_permissions(Permissions::from_mode(0o222))?;
-            Ok(Output::bounded(own))
+            Ok(Output::bounded(own, uid))
         };
         made().map_err(OutputError)
     }
 
-    fn bounded(file: File) -> Output {
+    fn bounded(file: File, uid: u32) -> Output {
         let file = Arc::new(file);
-        let _bounded = output_bound::bound(&file);
+        let _bounded = output_bound::bound(&file, uid);
         Output { file, _bounded }
     }
 
@@ -64,7 +65,8 @@ impl Output {
         if !is_memory(&file, inode) {
             return None;
         }
-        let output = Output::bounded(opened_again(&file, File::options().write(true)).ok()?);
+        let uid = handle.uid()?;
+        let output = Output::bounded(opened_again(&file, File::options().write(true)).ok()?, uid);
         // Frees the output that was written while no agent ran.
         output.forget();
         Some(output)
@@ -112,8 +114,8 @@ mod tests {
 
     #[test]
     fn only_the_recorded_memfd_is_accepted() {
-        let output = Output::new().expect("memory");
-        let other = Output::new().expect("memory");
+        let output = Output::new(0).expect("memory");
+        let other = Output::new(0).expect("memory");
         let inode = output.inode();
         assert!(is_memory(&output.descriptor().expect("a descriptor"), inode));
         assert!(is_memory(&output.descriptor().expect("a descriptor"), None));

@@ -28,14 +28,18 @@ const PAGE: u64 = 65_536;
 const TRIMMED_BYTES: u64 = 8 * PAGE;
 /// Pause between two passes: a busy writer does not wake the thread for each write.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Maximum watched outputs of ended commands that left a writer behind. Above it, the oldest is no longer trimmed.
-const MAX_LEFT: usize = 1024;
+/// Maximum watched outputs of one user's ended commands that left a writer behind, and of all users. Each needs a
+/// descriptor of the agent. Above it, the oldest of the user with the most is no longer trimmed.
+const MAX_LEFT_PER_USER: usize = 32;
+const MAX_LEFT: usize = 256;
 
 /// Guard that keeps an output trimmed. After its drop the output is trimmed while a process can write to it.
 pub struct Bounded(i32);
 
 struct Watched {
     file: Arc<File>,
+    /// The user of the command.
+    uid: u32,
     /// Number of [`Bounded`] guards.
     uses: usize,
 }
@@ -53,15 +57,15 @@ static TRIMMER: LazyLock<Option<Arc<Trimmer>>> = LazyLock::new(|| match Trimmer:
     }
 });
 
-/// Starts to trim an output. `None`: inotify failed, and a warning is logged.
-pub fn bound(file: &Arc<File>) -> Option<Bounded> {
+/// Starts to trim an output of a user's command. `None`: inotify failed, and a warning is logged.
+pub fn bound(file: &Arc<File>, uid: u32) -> Option<Bounded> {
     let trimmer = TRIMMER.as_ref()?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CLOSE_WRITE;
     let mut outputs = trimmer.outputs();
     match inotify::add_watch(&trimmer.inotify, path, events) {
         Ok(id) => {
-            outputs.entry(id).or_insert_with(|| Watched { file: Arc::clone(file), uses: 0 }).uses += 1;
+            outputs.entry(id).or_insert_with(|| Watched { file: Arc::clone(file), uid, uses: 0 }).uses += 1;
             Some(Bounded(id))
         }
         Err(error) => {
@@ -79,11 +83,27 @@ impl Drop for Bounded {
             watched.uses = watched.uses.saturating_sub(1);
         }
         trimmer.remove_unused(&mut outputs, self.0);
-        let left = || outputs.iter().filter(|(_, watched)| watched.uses == 0).map(|(id, _)| *id);
-        if let Some(oldest) = left().next().filter(|_| left().count() > MAX_LEFT) {
+        if let Some(oldest) = excess(outputs.iter().map(|(id, watched)| (*id, watched.uid, watched.uses))) {
             trimmer.remove(&mut outputs, oldest);
         }
     }
+}
+
+/// The output that is no longer watched: the oldest left one of the user with the most. `None`: all are within the
+/// limits. Each output has an id, which grows, a user, and a number of uses.
+fn excess(outputs: impl Iterator<Item = (i32, u32, usize)>) -> Option<i32> {
+    let mut left: BTreeMap<u32, (usize, i32)> = BTreeMap::new();
+    let mut all = 0;
+    for (id, uid, uses) in outputs {
+        if uses == 0 {
+            let (count, oldest) = left.entry(uid).or_insert((0, id));
+            *count += 1;
+            *oldest = id.min(*oldest);
+            all += 1;
+        }
+    }
+    let (count, oldest) = left.into_values().max_by_key(|(count, oldest)| (*count, -i64::from(*oldest)))?;
+    (count > MAX_LEFT_PER_USER || all > MAX_LEFT).then_some(oldest)
 }
 
 impl Trimmer {
@@ -175,5 +195,25 @@ fn has_writers(file: &File) -> bool {
             libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
         }
         !is_last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_output_of_the_user_with_the_most_is_given_up() {
+        let of = |uid: u32, from: i32, count: usize, uses: usize| {
+            (from..).take(count).map(move |id| (id, uid, uses))
+        };
+        assert_eq!(excess(of(1000, 1, MAX_LEFT_PER_USER, 0)), None);
+        let used = of(1000, 1, 100, 1).chain(of(1000, 200, MAX_LEFT_PER_USER, 0));
+        assert_eq!(excess(used), None, "outputs in use do not count");
+        let noisy = of(0, 1, 2, 0).chain(of(1000, 10, MAX_LEFT_PER_USER + 1, 0));
+        assert_eq!(excess(noisy), Some(10), "another user's are not affected");
+        let users = MAX_LEFT / MAX_LEFT_PER_USER + 1;
+        let many = (0..users).flat_map(|nth| of(nth as u32, 1000 * nth as i32, MAX_LEFT_PER_USER, 0));
+        assert_eq!(excess(many), Some(0));
     }
 }

@@ -93,6 +93,11 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
+    /// The real user id of the process.
+    pub fn uid(&self) -> Option<u32> {
+        uids(self.identity.pid).map(|[real, ..]| real)
+    }
+
     /// Opens a handle, if the process is still this one, alive and not claimed: two holders would each supervise and stop
     /// it.
     pub fn open(identity: &ProcessIdentity) -> Option<ProcessHandle> {

@@ -47,7 +47,7 @@ impl RunOutputs {
     }
 
     /// Creates the output of a run, and removes the oldest ones. Returns a descriptor for the process.
-    pub fn create(&self, instance: &InstanceKey, launch_id: &str) -> io::Result<(RunOutput, File)> {
+    pub fn create(&self, instance: &InstanceKey, launch_id: &str, uid: u32) -> io::Result<(RunOutput, File)> {
         let folder = self.folder(instance);
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let known = self.runs(instance);
@@ -65,20 +65,20 @@ impl RunOutputs {
         if nix::unistd::geteuid().is_root() {
             file.set_permissions(Permissions::from_mode(0o222))?;
         }
-        Ok((RunOutput::bounded(own), file))
+        Ok((RunOutput::bounded(own, uid), file))
     }
 
     /// The output of a run that an earlier agent launched.
-    pub fn of_launch(&self, instance: &InstanceKey, launch_id: &str) -> Option<RunOutput> {
+    pub fn of_launch(&self, instance: &InstanceKey, launch_id: &str, uid: u32) -> Option<RunOutput> {
         let runs = self.runs(instance);
         let name = runs.iter().find(|name| name.split_once('-').is_some_and(|(_, id)| id == launch_id))?;
         let file = File::options().read(true).write(true).open(self.folder(instance).join(name)).ok()?;
-        Some(RunOutput::bounded(file))
+        Some(RunOutput::bounded(file, uid))
     }
 
     /// Stores the output of a start that failed.
     pub fn store(&self, instance: &InstanceKey, launch_id: &str, text: &str) -> io::Result<()> {
-        let (output, mut file) = self.create(instance, launch_id)?;
+        let (output, mut file) = self.create(instance, launch_id, nix::unistd::geteuid().as_raw())?;
         file.write_all(text.as_bytes())?;
         if !text.ends_with('\n') {
             file.write_all(b"\n")?;
@@ -126,9 +126,9 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 impl RunOutput {
-    fn bounded(file: File) -> RunOutput {
+    fn bounded(file: File, uid: u32) -> RunOutput {
         let file = Arc::new(file);
-        let _bounded = output_bound::bound(&file);
+        let _bounded = output_bound::bound(&file, uid);
         RunOutput { file, _bounded }
     }
 
@@ -158,7 +158,9 @@ mod tests {
         assert!(outputs.open_all(&two).is_empty());
         outputs.rename(&one, &two);
         assert_eq!((outputs.open_all(&one).len(), outputs.open_all(&two).len()), (0, MAX_RUNS));
-        assert!(outputs.of_launch(&two, "run24").is_some() && outputs.of_launch(&two, "run4").is_none());
+        assert!(
+            outputs.of_launch(&two, "run24", 0).is_some() && outputs.of_launch(&two, "run4", 0).is_none()
+        );
     }
 
     #[test]

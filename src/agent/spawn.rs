@@ -337,7 +337,7 @@ pub async fn run(
 ) -> Result<(CommandExit, Output), LaunchError> {
     let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time, sandbox } =
         program;
-    let output = Output::new()?;
+    let output = Output::new(rights.account().uid())?;
     let recorded = record.is_some();
     let launch = Launch {
         command: command.to_owned(),

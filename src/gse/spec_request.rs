@@ -161,7 +161,7 @@ impl SpecWire {
                 .collect(),
             env: self.env.iter().flatten().map(|(name, value)| (name.clone(), value.value())).collect(),
             job: self.job.clone().unwrap_or_default().job(),
-            health: self.health.clone().unwrap_or_default(),
+            health: self.health()?,
             restart: self.restart.clone().unwrap_or_default(),
             log: self.log.clone().unwrap_or_default(),
             limits: self.limits.clone().unwrap_or_default(),
@@ -206,6 +206,13 @@ impl SpecWire {
             }
             path => Ok(path),
         }
+    }
+
+    fn health(&self) -> Result<HealthCheck, RequestError> {
+        let health = self.health.clone().unwrap_or_default();
+        let checked = health.check();
+        checked.map_err(|problem| RequestError::new(format!("spec.{}", problem.field), problem.why))?;
+        Ok(health)
     }
 
     fn sandbox(&self) -> Result<Sandbox, RequestError> {

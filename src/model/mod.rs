@@ -55,8 +55,8 @@ pub use spec::{
 };
 pub use spec_revision::{ParseSpecRevisionError, SpecRevision};
 pub use supervision::{
-    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, RestartRule, RestartWhen, SIGNALS,
-    SectionParts, SpecSection, bytes, signal_number,
+    AbsoluteLimits, Cores, HealthCheck, HealthProblem, Hook, Hooks, LogRotation, RestartRule, RestartWhen,
+    SIGNALS, SectionParts, SpecSection, bytes, signal_number,
 };
 pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};

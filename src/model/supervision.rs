@@ -68,6 +68,46 @@ impl HealthCheck {
     pub const INTERVAL: u32 = 10;
     pub const TIMEOUT: u32 = 5;
     pub const RETRIES: u32 = 3;
+    /// Maximum failures in a row.
+    pub const MAX_RETRIES: u32 = 1000;
+    /// Maximum seconds of a start period, an interval or a timeout.
+    pub const MAX_SECONDS: u32 = 86_400;
+
+    /// The first invalid value. Manifests are checked with source locations; a request of another client only here.
+    pub fn check(&self) -> Result<(), HealthProblem> {
+        let problem = |field: &str, why| HealthProblem { field: format!("health.{field}"), why };
+        for (field, text) in [("http", &self.http), ("tcp", &self.tcp)] {
+            if text.as_ref().is_some_and(|text| HealthCheck::has_forbidden(text)) {
+                return Err(problem(field, "contains a space or a control character"));
+            }
+        }
+        for (field, seconds) in [("interval", self.interval), ("timeout", self.timeout)] {
+            if seconds.is_some_and(|seconds| !(1..=HealthCheck::MAX_SECONDS).contains(&seconds)) {
+                return Err(problem(field, "is not between 1 and 86400 seconds"));
+            }
+        }
+        if self.start_period.is_some_and(|seconds| seconds > HealthCheck::MAX_SECONDS) {
+            return Err(problem("start_period", "is more than 86400 seconds"));
+        }
+        match self.retries {
+            Some(retries) if !(1..=HealthCheck::MAX_RETRIES).contains(&retries) => {
+                Err(problem("retries", "is not between 1 and 1000"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether an address has a character that would end a request line or a header.
+    pub fn has_forbidden(address: &str) -> bool {
+        address.contains(|one: char| one.is_whitespace() || one.is_control())
+    }
+}
+
+/// A value of a health check that is not valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthProblem {
+    pub field: String,
+    pub why: &'static str,
 }
 
 impl SpecSection for HealthCheck {

@@ -395,6 +395,10 @@ fn e0216_health_checks_without_one_valid_probe() {
         "a.yaml:5:1 E0216 spec.health.http \"https://127.0.0.1/\" is not an http:// URL | such as http://127.0.0.1:8080/healthz",
     );
     one(
+        &health("\"http://127.0.0.1/a b\""),
+        "a.yaml:5:1 E0216 spec.health.http \"http://127.0.0.1/a b\" contains a space or a control character | such as http://127.0.0.1:8080/healthz",
+    );
+    one(
         &health("tcp://127.0.0.1"),
         "a.yaml:5:1 E0216 spec.health.tcp \"127.0.0.1\" is not HOST:PORT | such as 127.0.0.1:6379",
     );

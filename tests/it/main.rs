@@ -60,6 +60,7 @@ mod plan;
 mod planner;
 mod platform_clients;
 mod platform_state;
+mod probes;
 mod process_tree;
 mod process_tree_crash;
 mod processes_api;

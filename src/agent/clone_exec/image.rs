@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::child::ChildContext;
 use super::{ExecRequest, HELD_FROM, Restrictions};
+use crate::agent::file_limit;
 
 /// Stack size: far more than a child needs. The stack is at the lowest address, so that an overflow faults.
 const STACK: usize = 256 << 10;
@@ -80,7 +81,10 @@ impl Image {
             ids: request.ids.as_ref().map(|(user, group, groups)| {
                 (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
             }),
-            restrictions: Restrictions { namespace, ..request.restrictions },
+            restrictions: Restrictions {
+                namespace,
+                ..request.restrictions.with_file_limit(file_limit::original())
+            },
             pid_file: request.pid_file.as_ref().map_or(ptr::null(), |path| writer.text(path)),
             failed: None,
         };

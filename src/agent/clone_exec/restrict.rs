@@ -44,6 +44,13 @@ impl Default for Restrictions {
 const MAX_CAPABILITY: u32 = 63;
 
 impl Restrictions {
+    /// The same with this limit of open files, unless it sets one.
+    pub fn with_file_limit(mut self, limit: Option<(u64, u64)>) -> Restrictions {
+        let set = &mut self.limits[libc::RLIMIT_NOFILE as usize];
+        *set = set.or(limit);
+        self
+    }
+
     /// Whether a file that the process creates before `execve` differs from one without restrictions.
     pub fn affect_files(&self) -> bool {
         self.namespace >= 0 || self.limits.iter().any(Option::is_some) || self.umask != DEFAULT_UMASK

@@ -97,9 +97,9 @@ impl InstanceTask {
                 piped.map_err(|error| failed(AgentError::from(LaunchError::from(error))))?
             }
             (Some(log), None) => Sink::Log(log.clone()),
-            (None, _) if !is_resident => self.store_output(launch_id),
+            (None, _) if !is_resident => self.store_output(launch_id, rights.account().uid()),
             (None, _) if captures => {
-                let output = Output::new().map_err(wrong)?;
+                let output = Output::new(rights.account().uid()).map_err(wrong)?;
                 let descriptor = output.descriptor().map_err(wrong)?;
                 self.output = Some(output);
                 Sink::File(descriptor)
@@ -149,8 +149,8 @@ impl InstanceTask {
     }
 
     /// Stores the output of a one-shot or scheduled run without a log.
-    fn store_output(&mut self, launch_id: &str) -> Sink {
-        match self.shared.logs.outputs().create(&self.key, launch_id) {
+    fn store_output(&mut self, launch_id: &str, uid: u32) -> Sink {
+        match self.shared.logs.outputs().create(&self.key, launch_id, uid) {
             Ok((output, file)) => {
                 self.process_output.stored = Some(output);
                 Sink::File(file)
@@ -173,12 +173,15 @@ impl InstanceTask {
 
     /// Keeps the output of a process that an earlier agent launched bounded.
     pub(super) fn adopt_output(&mut self) {
-        let run = self.state.run.as_ref().filter(|_| self.handle.is_some());
-        let Some(run) = run.filter(|run| run.live.spec.monitor.auto_type != AutoType::Resident) else {
+        let (Some(run), Some(handle)) = (&self.state.run, &self.handle) else { return };
+        if run.live.spec.monitor.auto_type == AutoType::Resident {
             return;
-        };
-        if run.live.spec.identity.log_path.is_none() {
-            self.process_output.stored = self.shared.logs.outputs().of_launch(&self.key, &run.incarnation);
+        }
+        if run.live.spec.identity.log_path.is_none()
+            && let Some(uid) = handle.uid()
+        {
+            let outputs = self.shared.logs.outputs();
+            self.process_output.stored = outputs.of_launch(&self.key, &run.incarnation, uid);
         }
     }
 

@@ -87,6 +87,9 @@ fn probe_url(url: &str) -> Result<(), &'static str> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err("is not an http:// URL");
     };
+    if HealthCheck::has_forbidden(rest) {
+        return Err("contains a space or a control character");
+    }
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let with_port = match authority.rsplit_once(':') {
         Some((_, port)) if !port.ends_with(']') => authority.to_owned(),
