@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tracing::{info, warn};
 
 use super::account::{Account, AccountError};
-use crate::model::{EnvValue, InstanceKey, Spec, glob};
+use crate::model::{EnvValue, InstanceKey, Sandbox, Spec, SpecSection, glob, ulimit_number};
 use crate::permissions::{Above, PermissionError, own_uid, refuse_changeable, resolved};
 
 /// The default policy file.
@@ -51,9 +51,12 @@ pub enum RefusingRule {
     Namespaces { namespace: String },
     #[error("paths: {field} {path} is not below an allowed path")]
     Paths { field: &'static str, path: String },
+    #[error("raise_priority: {field} of user {name:?} is beyond the rights of that user")]
+    RaisePriority { field: String, name: String },
 }
 
-/// The rules of a host. An unset rule allows everything, except that root opens no file for another user.
+/// The rules of a host. An unset rule allows everything, except that root opens no file for another user, and raises no
+/// limit or priority for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     file: PathBuf,
@@ -74,6 +77,9 @@ struct PolicyFile {
     /// Folders or files that the agent may open as root for another user, where that user cannot.
     #[serde(default)]
     root_opens: Vec<PathBuf>,
+    /// Whether the sandbox of another user than root may set a priority or limit that the user could not set.
+    #[serde(default)]
+    raise_priority: bool,
 }
 
 impl HostPolicy {
@@ -131,7 +137,8 @@ impl HostPolicy {
 
     /// Every rule that refuses this instance, each named.
     pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<PolicyRefusal> {
-        if self.rules == PolicyFile::default() {
+        let has_rules = self.rules != PolicyFile::default();
+        if !has_rules && !spec.sandbox.is_set() {
             return Vec::new();
         }
         let account = match Account::of(spec) {
@@ -140,8 +147,17 @@ impl HostPolicy {
         };
         let user = self.check_user(account.name(), account.uid()).err();
         let namespace = self.check_namespace(&key.namespace.to_string()).err();
-        let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec));
-        refused.map(|rule| PolicyRefusal::Rule { file: self.file.clone(), rule }).collect()
+        // For the agent's own user the kernel decides.
+        let raised = match account.is_own() || self.rules.raise_priority {
+            true => Vec::new(),
+            false => raised_fields(&spec.sandbox),
+        };
+        let name = account.name();
+        let raised =
+            raised.into_iter().map(|field| RefusingRule::RaisePriority { field, name: name.to_owned() });
+        let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec)).chain(raised);
+        let file = if has_rules { self.file.clone() } else { DEFAULT_FILE.into() };
+        refused.map(|rule| PolicyRefusal::Rule { file: file.clone(), rule }).collect()
     }
 
     /// Whether a check resolves paths, which may block on a file system.
@@ -198,6 +214,41 @@ impl HostPolicy {
     }
 }
 
+/// The fields of a sandbox that a process without privileges could not set: it can only lower its priority and its
+/// limits. The values of the agent are those that its processes begin with.
+fn raised_fields(sandbox: &Sandbox) -> Vec<String> {
+    let mut fields = Vec::new();
+    if sandbox.nice.is_some_and(|nice| nice < own_nice()) {
+        fields.push("sandbox.nice".to_owned());
+    }
+    if sandbox.oom_score_adj.is_some_and(|score| score < own_oom_score_adj()) {
+        fields.push("sandbox.oom_score_adj".to_owned());
+    }
+    for (name, limit) in &sandbox.ulimits {
+        let own = ulimit_number(name).map_or(0, own_hard_limit);
+        if limit.hard > own {
+            fields.push(format!("sandbox.ulimits.{name}"));
+        }
+    }
+    fields
+}
+
+fn own_nice() -> i32 {
+    rustix::process::getpriority_process(None).unwrap_or(0)
+}
+
+fn own_oom_score_adj() -> i32 {
+    let text = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+fn own_hard_limit(resource: usize) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes to a local variable.
+    let read = unsafe { libc::getrlimit(resource as _, &mut limit) };
+    if read == 0 { limit.rlim_max } else { 0 }
+}
+
 fn is_missing(error: std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound
 }
@@ -211,6 +262,7 @@ fn is_below(path: &Path, allowed: &[PathBuf]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Ulimit;
     use std::sync::Arc;
 
     fn policy(text: &str) -> HostPolicy {
@@ -252,6 +304,43 @@ mod tests {
         assert!(refusal("paths: [/opt, /run]", climbs).contains("log_path /opt/../etc/shadow"));
         let env = |spec: &mut Spec| drop(spec.env.insert("A".into(), EnvValue::File("/etc/shadow".into())));
         assert!(refusal("paths: [/opt, /run]", env).contains("env /etc/shadow"));
+    }
+
+    #[test]
+    fn another_user_than_root_raises_no_priority_or_limit() {
+        if !nix::unistd::geteuid().is_root() {
+            return; // Only root can use two accounts.
+        }
+        let with = |user: &str, change: fn(&mut Sandbox)| {
+            let user = user.to_owned();
+            move |spec: &mut Spec| {
+                spec.identity.user = Some(user);
+                change(&mut spec.sandbox);
+            }
+        };
+        let at = |field: &str| {
+            format!(
+                "host policy /etc/abide/agent.yaml: raise_priority: sandbox.{field} of user \"nobody\" is beyond the \
+                 rights of that user"
+            )
+        };
+        let nice: fn(&mut Sandbox) = |sandbox| sandbox.nice = Some(own_nice() - 1);
+        assert_eq!(refusal("", with("nobody", nice)), at("nice"));
+        assert_eq!(refusal("", with("root", nice)), "");
+        assert_eq!(refusal("raise_priority: true", with("nobody", nice)), "");
+        let score: fn(&mut Sandbox) = |sandbox| sandbox.oom_score_adj = Some(own_oom_score_adj() - 1);
+        assert_eq!(refusal("", with("nobody", score)), at("oom_score_adj"));
+        let lower: fn(&mut Sandbox) = |sandbox| {
+            (sandbox.nice, sandbox.oom_score_adj) = (Some(own_nice() + 1), Some(own_oom_score_adj() + 1));
+            sandbox.ulimits.insert("nofile".to_owned(), Ulimit { soft: 10, hard: 10 });
+        };
+        assert_eq!(refusal("", with("nobody", lower)), "");
+        let own = own_hard_limit(libc::RLIMIT_CORE as usize);
+        if own < u64::MAX {
+            let core: fn(&mut Sandbox) =
+                |sandbox| _ = sandbox.ulimits.insert("core".to_owned(), Ulimit { soft: 0, hard: u64::MAX });
+            assert_eq!(refusal("", with("nobody", core)), at("ulimits.core"));
+        }
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! Offline check of an agent's folder: lists instances whose next launch the host policy or the file rules would refuse.
 //!
 //! An upgrade or a new policy restarts nothing; an instance that it refuses fails at its next launch. This check finds such
-//! instances before that. It evaluates owners and mode bits, not access control lists.
+//! instances before that. Existing files are opened as the launch opens them, with the rights of the spec's user; nothing is
+//! created. For missing files, owners and mode bits of their folders are evaluated, not access control lists.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::account::Account;
 use super::policy::HostPolicy;
 use super::state::{InstanceState, load_readable};
+use super::user_files::{Rights, RootOpenPolicy, UserFileError};
 use crate::error_chain::chain;
-use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
+use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec, StartMode};
+use crate::permissions::own_uid;
 use crate::store::{Embedded, Error, keys};
 
 /// An instance whose next launch would be refused, and the reasons.
@@ -30,7 +34,7 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     let mut refused = Vec::new();
     for (name, state) in load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
-        let reasons = reasons(&instance, &given.spec, policy);
+        let reasons = reasons(&instance, &given.spec, policy).await;
         if !reasons.is_empty() {
             refused.push(RefusedInstance { instance, reasons });
         }
@@ -47,12 +51,13 @@ pub async fn left_running(folder: &Path) -> Result<(usize, usize), Error> {
     Ok((running.clone().count(), running.filter(|(_, state)| state.hosted).count()))
 }
 
-fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
+async fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
     let account = match Account::of(spec) {
         Ok(account) => account,
         Err(error) => return vec![chain(&error)],
     };
     let mut reasons: Vec<String> = policy.refusals(key, spec).iter().map(|refusal| chain(refusal)).collect();
+    let is_exempt = |path: &str| policy.may_root_open(Path::new(path));
     let mut check = |field: &str, path: &str, access: PathAccess| {
         if !allows(&account, Path::new(path), access) {
             let what = match access {
@@ -65,30 +70,72 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
     };
     check("setup_path", &spec.identity.setup_path, PathAccess::Enter);
     // A pid file is replaced by a rename, so the folder must be writable.
-    if let Some(folder) = Path::new(&spec.identity.pid_path).parent() {
+    if let Some(folder) =
+        Path::new(&spec.identity.pid_path).parent().filter(|_| !is_exempt(&spec.identity.pid_path))
+    {
         check("pid_path", &folder.display().to_string(), PathAccess::Write);
     }
-    if let Some(path) = &spec.identity.log_path {
+    if let Some(path) = spec.identity.log_path.as_ref().filter(|path| !is_exempt(path)) {
         check("log_path", path, PathAccess::Write);
     }
     // An unreadable configmap file does not prevent the launch; it is reported as missing.
     let stated = |entry: &&ConfigFile| entry.md5.is_some();
     for path in spec.configmap.iter().filter(stated).filter_map(|entry| entry.path.as_deref()) {
-        if Path::new(path).exists() && !policy.may_root_open(Path::new(path)) {
+        if Path::new(path).exists() && !is_exempt(path) {
             check("configmap", path, PathAccess::Read);
         }
     }
-    if let Some(path) = spec.env_file.as_deref().filter(|path| !policy.may_root_open(Path::new(path))) {
-        check("env_file", path, PathAccess::Read);
+    // Only root can open files as another user: another caller evaluates mode bits.
+    let can_open = own_uid() == 0 || account.is_own();
+    if !can_open {
+        let files = spec.env.iter().filter_map(|(name, value)| match value {
+            EnvValue::File(file) => Some((format!("env {name}"), file)),
+            EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
+        });
+        let file = spec.env_file.iter().map(|path| ("env_file".to_owned(), path));
+        for (field, path) in files.chain(file).filter(|(_, path)| !is_exempt(path)) {
+            check(&field, path, PathAccess::Read);
+        }
     }
-    for (name, value) in &spec.env {
-        if let EnvValue::File(file) = value
-            && !policy.may_root_open(Path::new(file))
-        {
-            check(&format!("env {name}"), file, PathAccess::Read);
+    if can_open {
+        let policy = policy.clone();
+        let may_root_open: RootOpenPolicy = Arc::new(move |path: &Path| policy.may_root_open(path));
+        let rights = Rights::new(account, Arc::default(), may_root_open);
+        for (field, error) in refused_files(key, spec, &rights).await {
+            // A field that its mode bits refuse is listed once.
+            if !reasons.iter().any(|reason| reason.starts_with(&format!("{field}: "))) {
+                reasons.push(chain(&error));
+            }
         }
     }
     reasons
+}
+
+/// The files that a launch would refuse, each with its field.
+async fn refused_files(key: &InstanceKey, spec: &Spec, rights: &Rights) -> Vec<(String, UserFileError)> {
+    let mut refused = Vec::new();
+    let mut note = |field: &str, result: Result<(), UserFileError>| {
+        refused.extend(result.err().map(|error| (field.to_owned(), error)));
+    };
+    let identity = &spec.identity;
+    if let Some(path) = &identity.log_path {
+        note("log_path", rights.check_log(path, key.name.as_str()).await);
+    }
+    // A daemon writes its pid file itself; the launch reads it.
+    match spec.control.start_mode.unwrap_or_default() {
+        StartMode::Foreground => note("pid_path", rights.check_pid_file(&identity.pid_path).await),
+        StartMode::Daemon => note("pid_path", rights.read_pid_file(&identity.pid_path).await.map(drop)),
+    }
+    if let Some(path) = &spec.env_file {
+        note("env_file", rights.env_file(path).await.map(drop));
+    }
+    for (name, value) in &spec.env {
+        if let EnvValue::File(file) = value {
+            let read = rights.env_values(vec![(name.clone(), file.clone())]).await;
+            note(&format!("env {name}"), read.map(drop));
+        }
+    }
+    refused
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -68,6 +68,32 @@ fn each_launch_and_adoption_is_bounded_and_the_refusal_names_the_rule() {
 }
 
 #[test]
+fn a_sandbox_raises_no_priority_of_a_user_unless_the_policy_allows_it() {
+    let Some(user) = test_user() else { return };
+    let mut system = System::new();
+    let sandboxed = |sandbox: Value| {
+        let mut spec = system.spec_of(&user, "p", "exec sleep 1000");
+        spec["sandbox"] = sandbox;
+        spec
+    };
+    let rule = "raise_priority: sandbox.";
+    system.refuses("p", &sandboxed(json!({"nice": -20})), &[rule, "nice of user \"abide-test\""]);
+    system.refuses("p", &sandboxed(json!({"oom_score_adj": -1000})), &[rule, "oom_score_adj"]);
+    let ulimits = json!({"ulimits": {"nofile": 1_000_000_000}});
+    system.refuses("p", &sandboxed(ulimits), &[rule, "ulimits.nofile"]);
+    let raised = sandboxed(json!({"nice": -3}));
+    let lowered = sandboxed(json!({"nice": 5, "oom_score_adj": 1000, "ulimits": {"nofile": 64}}));
+    assert_eq!(system.operate("p", 0, &lowered).0, 0);
+    assert_eq!(system.operate("p", 1, &Value::Null).0, 0);
+    restart_with(&mut system, "raise_priority: true\n");
+    assert_eq!(system.operate("p", 0, &raised), (0, "success".to_owned()));
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", system.pid("p").expect("a pid"))).expect("a stat");
+    let nice = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(16).map(str::to_owned));
+    assert_eq!(nice.as_deref(), Some("-3"));
+}
+
+#[test]
 fn a_stricter_policy_leaves_what_runs_and_stops_it_from_coming_back() {
     let Some(user) = test_user() else { return };
     let mut system = System::new();

@@ -77,6 +77,66 @@ fn the_check_before_an_upgrade_lists_folders_and_configmap_files() {
     assert!(says("setup_path", "enter", &closed) && says("configmap", "read", &config), "{listed}");
 }
 
+#[test]
+fn the_check_before_an_upgrade_opens_files_as_the_launch_does() {
+    let Some(user) = test_user() else { return };
+    let mut system = System::new();
+    let home = system.home(&user);
+    let env = |name: &str| home.join(format!("{name}.env"));
+    let names = ["loglink", "envlink", "envbig", "envfifo", "envfile", "pidother", "pidlink", "well"];
+    for name in names {
+        std::fs::write(env(name), "A=1\n").expect("a file");
+        chown(env(name), Some(user.uid), Some(user.gid)).expect("an owner");
+        let mut spec = system.spec_of(&user, name, "exec sleep 1000");
+        match name {
+            "envfile" => spec["env_file"] = json!(env(name)),
+            _ => spec["env"] = json!({"A": {"file": env(name)}}),
+        }
+        assert_eq!(system.operate(name, 0, &spec), (0, "success".to_owned()), "{name}");
+    }
+    let script = "mv log/loglink.log real.log; ln -s ../real.log log/loglink.log
+        mv envlink.env other; ln -s other envlink.env; head -c 70000 /dev/zero | tr '\\0' a > envbig.env
+        rm envfifo.env; mkfifo envfifo.env; echo not an assignment > envfile.env
+        echo not a pid > run/pidother.pid; mv run/pidlink.pid run/x.pid; ln -s x.pid run/pidlink.pid";
+    assert!(user.command("sh").args(["-c", script]).current_dir(&home).status().expect("it runs").success());
+    let output =
+        abide(&["agent", "--check-policy", "--data", "agent", "-o", "json"], system.folder.path(), b"");
+    let listed: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    let listed = listed["refused"].as_array().expect("rows").clone();
+    let reasons = |name: &str| {
+        let row = listed.iter().find(|row| row["instance"] == format!("0:127.0.0.1:web:{name}"));
+        row.map(|row| row["reasons"].to_string()).unwrap_or_default()
+    };
+    for (name, texts) in [
+        ("loglink", ["log_path", "symbolic link"]),
+        ("envlink", ["env A", "symbolic link"]),
+        ("envbig", ["env A", "larger than 65536 bytes"]),
+        ("envfifo", ["env A", "a FIFO"]),
+        ("envfile", ["env_file", "line 1 is not NAME=VALUE"]),
+        ("pidother", ["pid_path", "is not a pid file"]),
+        ("pidlink", ["pid_path", "symbolic link"]),
+    ] {
+        let why = reasons(name);
+        assert!(texts.iter().all(|text| why.contains(text)), "{name}: {why}");
+        // The next launch refuses it for the same reason.
+        let (code, message) = system.operate(name, 7, &serde_json::Value::Null);
+        assert!(code != 0 && message.contains(texts[1]), "{name}: {code} {message}");
+    }
+    assert_eq!((output.status.code(), listed.len(), reasons("well")), (Some(3), 7, String::new()));
+    // Files that the policy lets root open are not listed.
+    let opened = tempfile::tempdir_in("/var/lib").expect("a folder that only root can write");
+    let policy = format!("root_opens: [{}]\n", opened.path().display());
+    std::fs::write(system.path("policy.yaml"), policy).expect("a file");
+    system.kill_agent();
+    system.start_agent_with(&["--policy", "policy.yaml"], &[]);
+    let mut spec = system.spec_of(&user, "opened", "exec sleep 1000");
+    spec["identity"]["log_path"] = json!(opened.path().join("p.log"));
+    assert_eq!(system.operate("opened", 0, &spec), (0, "success".to_owned()));
+    let args = ["agent", "--check-policy", "--data", "agent", "--policy", "policy.yaml"];
+    let listed = stdout(&abide(&args, system.folder.path(), b""));
+    assert!(!listed.contains("web:opened"), "{listed}");
+}
+
 /// The directory of an agent's control groups.
 fn groups(system: &System) -> Option<std::path::PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");

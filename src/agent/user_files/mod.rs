@@ -10,6 +10,7 @@
 //! system that hangs uses up the permits of its own user, and does not affect other users.
 
 mod env_file;
+mod launch_check;
 mod log_files;
 mod pid_file;
 mod walk;
@@ -199,15 +200,17 @@ impl Rights {
     pub fn open_log(&self, path: &Path, name: &str) -> Result<File, UserFileError> {
         let name = name.to_owned();
         let opened = self.with(path, move |path, rule| open_log(path, &name, rule, FileAccess::Append));
-        opened.map_err(|error| {
-            let denied =
-                matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
-            let hint = if denied { self.hint(path) } else { String::new() };
-            match error {
-                FileError::Link => UserFileError::LogLink { path: path.to_owned() },
-                error => self.explain("cannot open log_path", path, error).with_hint(hint),
-            }
-        })
+        opened.map_err(|error| self.explain_log(path, error))
+    }
+
+    fn explain_log(&self, path: &Path, error: FileError) -> UserFileError {
+        let denied =
+            matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
+        let hint = if denied { self.hint(path) } else { String::new() };
+        match error {
+            FileError::Link => UserFileError::LogLink { path: path.to_owned() },
+            error => self.explain("cannot open log_path", path, error).with_hint(hint),
+        }
     }
 
     /// The end of what was written to a log since `start`, after `context` bytes that masking needs. Returns the bytes and

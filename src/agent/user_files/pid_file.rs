@@ -37,12 +37,14 @@ pub struct PidFile {
 impl Rights {
     /// Performs all steps that can fail for missing rights, before the process is created. Blocks.
     pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, UserFileError> {
-        self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| {
-            let denied =
-                matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
-            let hint = if denied { self.pid_path_hint(path) } else { String::new() };
-            self.explain("cannot write pid_path", path, error).with_hint(hint)
-        })
+        self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| self.explain_pid_file(path, error))
+    }
+
+    pub(super) fn explain_pid_file(&self, path: &Path, error: FileError) -> UserFileError {
+        let denied =
+            matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
+        let hint = if denied { self.pid_path_hint(path) } else { String::new() };
+        self.explain("cannot write pid_path", path, error).with_hint(hint)
     }
 
     /// A hint for a refused pid file. A file name that a shell would interpret does not become part of a command.
@@ -173,7 +175,7 @@ fn content(folder: &Folder, name: &OsStr) -> Result<String, FileError> {
 }
 
 /// Checks that the file is regular, and empty or with a pid as its first line. Some programs add further lines.
-fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
+pub(super) fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
     // Includes /dev/null, which is accepted for other files.
     if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
         return Err(FileError::Kind("a device"));

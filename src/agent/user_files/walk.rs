@@ -87,6 +87,8 @@ impl From<io::Error> for FileError {
 pub enum FileAccess {
     /// Append. A missing file is created with mode 0640.
     Append,
+    /// Append to an existing file.
+    AppendExisting,
     /// Use the content.
     Read,
     /// Compare the content with a known value. The content is not disclosed.
@@ -231,6 +233,7 @@ impl Folder {
         }
         let flags = match access {
             FileAccess::Append => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
+            FileAccess::AppendExisting => OFlags::WRONLY | OFlags::APPEND,
             FileAccess::Read | FileAccess::Compare => OFlags::RDONLY,
         };
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -259,7 +262,8 @@ impl Folder {
             WalkRule::RootOnly if stat.st_nlink != 1 => Err(FileError::HardLinks),
             WalkRule::RootOnly => Err(FileError::Owner(stat.st_uid)),
             WalkRule::Trusting(uid) if self.exposed && regular && access != FileAccess::Compare => {
-                if access == FileAccess::Append && ![0, uid].contains(&stat.st_uid) {
+                let appends = matches!(access, FileAccess::Append | FileAccess::AppendExisting);
+                if appends && ![0, uid].contains(&stat.st_uid) {
                     return Err(FileError::Owner(stat.st_uid));
                 }
                 if stat.st_nlink != 1 { Err(FileError::HardLinks) } else { Ok(()) }
