@@ -74,6 +74,14 @@ impl ExitRecords {
         }
     }
 
+    /// The pid that the recording shell wrote, also after its end. The user of the shell can forge it.
+    pub fn shell_pid(&self, id: &str) -> Option<u32> {
+        let mut bytes = Vec::new();
+        File::open(self.path(id)).ok()?.take(MAX_RECORD_BYTES).read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        text.split_once('\n')?.0.strip_prefix("pid ")?.trim().parse().ok()
+    }
+
     pub fn code(&self, id: &str) -> Option<i32> {
         match self.read(id) {
             ExitRecord::Ended(code) => Some(code),

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::process::{
-    LaunchedProcess, ProcessHandle, ProcessIdentity, is_before_exec, parent, runs_program, uids,
+    LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, is_before_exec, parent, runs_program, uids,
 };
 use super::state::ProcessRun;
+use super::tree::{LaunchRecord, LaunchTraces, ProcessTree};
 use super::user_files::{FileWork, PidEntry, Rights, UserFileError};
 use crate::model::{InstanceKey, Spec};
 use crate::permissions::{Above, PermissionError, refuse_changeable, user_name};
@@ -81,6 +82,28 @@ pub struct LaunchEvidence<'a> {
     pub since: u64,
     /// The run that a restart_cmd replaces: a daemon may fork its successor itself.
     pub replaces: Option<&'a ProcessRun>,
+}
+
+impl LaunchEvidence<'_> {
+    /// Whether a process that the launch or its command has started is alive.
+    fn has_new_process(&self, spec: &Spec, rights: &Rights) -> bool {
+        // A command that replaces the process runs in its launch, next to older processes.
+        let since = if self.replaces.is_some() { self.since } else { 0 };
+        let is_new = |identity: &ProcessIdentity| identity.started >= since && !identity.is_claimed();
+        let grouped = self.group.iter().flat_map(|group| group.processes());
+        if grouped.filter_map(ProcessIdentity::of).any(|one| one.is_current() && is_new(&one)) {
+            return true;
+        }
+        let tree = ProcessTree::of_launch(LaunchRecord {
+            boot: boot_id().to_owned(),
+            launch_id: self.launch_id.to_owned(),
+            group: None,
+            uid: Some(rights.account().uid()),
+            program: spec.identity.proc_name.clone(),
+            traces: LaunchTraces { since: self.since, ..LaunchTraces::default() },
+        });
+        tree.members().iter().any(is_new)
+    }
 }
 
 /// How a process was proven to belong to a launch.
@@ -187,13 +210,14 @@ pub async fn claim_member(
 }
 
 /// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
-/// or a process of the launch's control group has yet to write the pid file.
-pub async fn may_still_start(spec: &Spec, rights: &Rights, group: Option<&Cgroup>) -> bool {
-    let members = group.map(Cgroup::processes).unwrap_or_default();
+/// or a process of the launch has yet to write the pid file. A stale pid file may name an ended or unrelated process.
+pub async fn may_still_start(spec: &Spec, rights: &Rights, evidence: &LaunchEvidence<'_>) -> bool {
+    if evidence.has_new_process(spec, rights) {
+        return true;
+    }
     match rights.read_pid_file(&spec.identity.pid_path).await {
-        Ok(PidEntry::Pid(pid)) => is_before_exec(pid) || members.contains(&pid),
-        Ok(PidEntry::None(_)) => !members.is_empty(),
-        Err(_) => false,
+        Ok(PidEntry::Pid(pid)) => is_before_exec(pid),
+        Ok(PidEntry::None(_)) | Err(_) => false,
     }
 }
 

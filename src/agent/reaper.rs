@@ -142,13 +142,19 @@ fn reap_orphans(skip_held: bool) -> bool {
     false
 }
 
-/// Whether a running child of this process is held by no instance: an orphan of a launch.
-pub fn has_orphans() -> bool {
-    let is_orphan = |pid: u32| {
-        crate::proc::ProcStat::of(pid)
-            .is_some_and(|stat| stat.is_alive() && !helpers().contains(&(pid, stat.started)))
-    };
-    children().into_iter().any(|pid| !is_pid_claimed(pid) && is_orphan(pid))
+/// The children of this process that no instance holds, including ended ones: the orphans of launches.
+pub fn orphans() -> Vec<u32> {
+    let mut orphans = children();
+    orphans.retain(|pid| !is_pid_claimed(*pid));
+    // Copied: the helpers are locked no longer than that.
+    let helpers = helpers().clone();
+    orphans.retain(|pid| helpers.range((*pid, 0)..=(*pid, u64::MAX)).next().is_none());
+    orphans
+}
+
+/// All claimed processes, by pid and start time.
+pub fn all_claimed() -> Vec<(u32, u64)> {
+    claimed().iter().copied().collect()
 }
 
 fn is_pid_claimed(pid: u32) -> bool {
@@ -157,7 +163,12 @@ fn is_pid_claimed(pid: u32) -> bool {
 
 /// All children of this process, including ended ones. The kernel lists them per thread.
 fn children() -> Vec<u32> {
-    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    children_of(std::process::id())
+}
+
+/// All children of a process, including ended ones.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists = threads.flatten().filter_map(|one| std::fs::read_to_string(one.path().join("children")).ok());
     lists
         .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())

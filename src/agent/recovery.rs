@@ -18,6 +18,7 @@ use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
     result_key, state_key,
 };
+use super::tree::LaunchTraces;
 use super::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent_protocol::{ExitReason, OpResult, OwnedSpec, ProcessExit};
 use crate::clock;
@@ -232,8 +233,9 @@ fn resolve_relaunch(
         state.history.add_exit(ProcessExit { at, pid, code: None, signal: None, reason, detail });
     }
     state.history.restarts += 1;
-    let group = shared.groups.of(&incarnation).map(|group| group.path());
-    state.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None });
+    let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
+    state.run =
+        Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None, traces });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
@@ -261,7 +263,9 @@ fn resolve_one(
             state.ran = Some(intent.held.clone());
         }
         let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
-        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None });
+        let traces = LaunchTraces::default();
+        state.run =
+            Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None, traces });
         return None;
     }
     if resident {

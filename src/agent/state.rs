@@ -13,6 +13,7 @@ use super::cgroup::Cgroup;
 use super::instance::PipeRecord;
 use super::process::{ProcessHandle, ProcessIdentity};
 use super::restart_policy::{Completion, Phase, RestartSeries};
+use super::tree::{LaunchRecord, LaunchTraces};
 use crate::agent_protocol::{InstanceHistory, OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn, keys};
@@ -54,6 +55,10 @@ pub struct InstanceState {
     /// The operation of a one-shot run that began and whose outcome was not recorded. Only an explicit start repeats it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_run: Option<String>,
+    /// A launch that has ended or failed, and some of whose processes could not be killed. Nothing is launched before they
+    /// have ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unended: Option<Box<LaunchRecord>>,
     /// Restarts, exits and the last failed start.
     #[serde(skip_serializing_if = "InstanceHistory::is_empty")]
     pub history: InstanceHistory,
@@ -133,21 +138,17 @@ pub struct ProcessRun {
     /// The output pipe of the process, and its log writer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Box<PipeRecord>>,
+    /// Evidence of the other processes of the launch. Absent in a state of an earlier version.
+    #[serde(default)]
+    pub traces: LaunchTraces,
 }
 
 impl ProcessRun {
     /// A run of a process that the agent did not launch itself.
     pub fn adopted(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
         let (identity, live) = (handle.identity.clone(), owned.clone());
-        ProcessRun {
-            identity,
-            live,
-            by: None,
-            incarnation: String::new(),
-            group: None,
-            output: None,
-            log: None,
-        }
+        let (incarnation, traces) = (String::new(), LaunchTraces::default());
+        ProcessRun { identity, live, by: None, incarnation, group: None, output: None, log: None, traces }
     }
 
     pub fn group(&self) -> Option<Cgroup> {
@@ -192,6 +193,7 @@ pub fn state_txn(instance: &InstanceKey, state: &InstanceState) -> Txn {
         && state.run.is_none()
         && state.ran.is_none()
         && state.unknown_run.is_none()
+        && state.unended.is_none()
         && state.history.failed_start.is_none();
     match is_empty {
         true => Txn::delete(state_key(instance)),

@@ -72,14 +72,22 @@ fn daemon(system: &System, name: &str, program: &str, start: &str) -> Value {
     spec
 }
 
-struct Nginx {
-    port: u16,
-    spec: Value,
+/// Starts the agent again, with or without control groups.
+pub fn restart_agent(system: &mut System, groups: bool) {
+    match groups {
+        true => system.start_agent(),
+        false => system.disable_control_groups(),
+    }
+}
+
+pub struct Nginx {
+    pub port: u16,
+    pub spec: Value,
     config: PathBuf,
 }
 
 /// An nginx with two workers, which answers with a text.
-fn nginx(system: &System) -> Nginx {
+pub fn nginx(system: &System) -> Nginx {
     let (port, config) = (port(), system.path("nginx.conf"));
     // A binary upgrade executes the path that nginx was started with.
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -134,13 +142,11 @@ fn a_daemon_whose_master_is_killed_comes_back() {
         let master = system.pid("nginx").expect("a pid");
         until("two workers", || children(master).len() == 2);
         let workers = children(master);
-        if groups {
-            system.kill_agent();
-            kill(master, "KILL");
-            system.start_agent();
-            replaced(&system, "nginx", master);
-            assert!(workers.iter().all(|pid| !is_alive(*pid)), "{}", system.log());
-        }
+        system.kill_agent();
+        kill(master, "KILL");
+        restart_agent(&mut system, groups);
+        replaced(&system, "nginx", master);
+        assert!(workers.iter().all(|pid| !is_alive(*pid)), "groups: {groups}\n{}", system.log());
         let (code, message) = system.operate("nginx", STOP, &nginx.spec);
         assert_eq!(code, 0, "{message}");
         assert_eq!(alive(&system), [0u32; 0], "groups: {groups}");

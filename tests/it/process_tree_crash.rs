@@ -2,9 +2,11 @@
 
 use serde_json::json;
 
-use crate::process_tree::{KILL, RELOAD, RESTART, START, STOP, alive, get, haproxy, replaced};
+use crate::process_tree::{
+    KILL, RELOAD, RESTART, START, STOP, alive, get, haproxy, nginx, replaced, restart_agent,
+};
 use crate::support::{needs, needs_root, until};
-use crate::system::{System, is_alive, kill, lines};
+use crate::system::{System, is_alive, kill, lines, parent_of, processes};
 
 /// Forks, leaves its session, loses its environment and exits at random. Without control groups, a process that has left
 /// both the session and the launch id behind cannot be proven, so none does both. A line `begun` per fork, a line with the pid per
@@ -158,6 +160,40 @@ fn a_handover_survives_a_kill_of_the_agent() {
         assert_eq!(lines(&system.path("starts")), 1, "{place}: {}", system.log());
         until("it serves", || get(haproxy.port).as_deref() == Some("served"));
     }
+}
+
+/// A binary upgrade that ends while no agent runs: the new master has neither the launch id nor a living ancestor.
+#[test]
+fn a_successor_that_took_over_without_an_agent_is_held() {
+    if !needs("nginx") || !needs_root() {
+        return;
+    }
+    for groups in [true, false] {
+        let mut system = System::with_groups(groups);
+        let nginx = nginx(&system);
+        assert_eq!(system.operate("nginx", START, &nginx.spec).0, 0);
+        let old = system.pid("nginx").expect("a pid");
+        let named = || {
+            let text = std::fs::read_to_string(system.path("run/nginx.pid")).unwrap_or_default();
+            text.trim().parse::<u32>().ok().filter(|pid| *pid != old && is_alive(*pid))
+        };
+        kill(old, "USR2");
+        until("the new master runs", || named().is_some());
+        let new = named().expect("a pid");
+        until("it has workers", || children(new) > 0);
+        system.kill_agent();
+        kill(old, "QUIT");
+        until("the old master has ended", || !is_alive(old));
+        restart_agent(&mut system, groups);
+        until("the new master is held", || system.pid("nginx") == Some(new));
+        until("it answers", || get(nginx.port).as_deref() == Some("one"));
+        assert_eq!(system.operate("nginx", STOP, &nginx.spec).0, 0);
+        assert_eq!(alive(&system), [0u32; 0], "groups: {groups}\n{}", system.log());
+    }
+}
+
+fn children(pid: u32) -> usize {
+    processes().into_iter().filter(|one| parent_of(*one) == Some(pid)).count()
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::agent::error::AgentError;
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
+use crate::agent::tree::LaunchTraces;
 use crate::agent::unrecorded_launch;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
@@ -77,6 +78,7 @@ impl InstanceTask {
             group,
             output: None,
             log: None,
+            traces: LaunchTraces::default(),
         });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         self.state.message.clear();

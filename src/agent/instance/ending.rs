@@ -13,12 +13,12 @@ use super::history::ExitCause;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::exit_record::{command_id, kill_group};
-use crate::agent::process::{ProcessHandle, name};
+use crate::agent::process::{ProcessHandle, boot_id, name};
 use crate::agent::reaper;
 use crate::agent::restart_policy::RestartSeries;
 use crate::agent::spawn::CommandExit;
 use crate::agent::state::ProcessRun;
-use crate::agent::tree::{KILL_TIMEOUT, KilledProcesses, ProcessTree};
+use crate::agent::tree::{KILL_TIMEOUT, KilledProcesses, LaunchRecord, LaunchTraces, ProcessTree};
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::failpoint;
@@ -67,7 +67,10 @@ impl InstanceTask {
             return stopped(&self.finish_interrupted_stop(op_id).await);
         }
         if !self.is_running() {
-            return self.not_running(owned).await;
+            return match self.state.unended.is_some() {
+                true => self.end_earlier_launch().await.map_or_else(|reply| reply, |killed| stopped(&killed)),
+                false => self.not_running(owned).await,
+            };
         }
         // Written before the signal: if this agent is killed in between, the next one must not relaunch the process.
         let hosted =
@@ -130,10 +133,12 @@ impl InstanceTask {
             // A killed process had its time already.
             let grace = if killed.is_empty() && signal != Signal::KILL { wait } else { Duration::ZERO };
             killed.extend(tree.end(grace.saturating_sub(begun.elapsed())).await);
+            self.record_survivors(&tree, &killed);
         }
         self.handle = Some(handle);
         let cause = by.map_or_else(|limit| ExitCause::Limit(limit.to_owned()), |_| ExitCause::Operation);
-        self.record_exit(code, cause).await;
+        self.clear_process(code, cause);
+        self.remove_old_pid_file().await;
         stopped(&killed)
     }
 
@@ -181,19 +186,27 @@ impl InstanceTask {
     /// The tree of the process.
     pub(super) fn tree(&self, held: Option<&ProcessHandle>) -> Option<ProcessTree> {
         let run = self.state.run.as_ref()?;
-        // The account is looked up only where the environment of processes is read.
-        let rights = run.group.is_none().then(|| self.shared.rights_of(&run.live.spec));
-        let uid = rights.and_then(Result::ok).map(|rights| rights.account().uid());
-        Some(ProcessTree::of(run, held, uid))
+        Some(ProcessTree::of(run, held, self.uid_of(&run.live.spec)))
     }
 
-    /// Whether nothing of the tree is left after the end of its main process. Cheap: one system call with a control group.
+    fn uid_of(&self, spec: &Spec) -> Option<u32> {
+        self.shared.rights_of(spec).ok().map(|rights| rights.account().uid())
+    }
+
+    /// Whether nothing of the tree is left after the end of its main process. Cheap if no process of this agent's launches
+    /// is an orphan.
     pub(super) fn is_tree_gone(&self) -> bool {
         let Some(run) = &self.state.run else { return true };
-        match run.group() {
-            Some(group) => group.remove_if_empty(),
-            // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
-            None => run.incarnation.is_empty() || self.launches.last.is_some() && !reaper::has_orphans(),
+        if run.group().is_some_and(|group| !group.remove_if_empty()) {
+            return false;
+        }
+        // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
+        match self.launches.last.is_some() {
+            true => {
+                reaper::orphans().is_empty()
+                    || !self.tree(self.handle.as_ref()).is_some_and(|tree| tree.may_have_orphans())
+            }
+            false => run.incarnation.is_empty() && run.traces.observed.is_empty(),
         }
     }
 
@@ -207,7 +220,57 @@ impl InstanceTask {
         if !killed.is_empty() {
             warn!(instance = %self.key, "process ended, and {killed}");
         }
+        self.record_survivors(&tree, &killed);
         killed
+    }
+
+    /// Records a launch some of whose processes are still alive, so that nothing is launched before they have ended.
+    fn record_survivors(&mut self, tree: &ProcessTree, killed: &KilledProcesses) {
+        let has_survivors = killed.survivors().is_some();
+        self.state.unended = has_survivors.then(|| Box::new(tree.launch().clone()));
+    }
+
+    /// Ends the processes that an earlier launch left behind. An error: they are still alive, and nothing may be launched.
+    pub(super) async fn end_earlier_launch(&mut self) -> Result<KilledProcesses, OpReply> {
+        let Some(launch) = self.state.unended.clone() else { return Ok(KilledProcesses::default()) };
+        let tree = ProcessTree::of_launch(*launch);
+        let killed = tree.end(Duration::ZERO).await;
+        self.record_survivors(&tree, &killed);
+        match killed.survivors() {
+            None => Ok(killed),
+            Some(survivors) => {
+                let message =
+                    format!("processes of an earlier launch are still alive after SIGKILL: {survivors}");
+                Err((RowCode::CHECK_FAILED, message))
+            }
+        }
+    }
+
+    /// Ends the processes of a launch that failed, before the failure is reported.
+    pub(super) async fn end_failed_launch(
+        &mut self,
+        spec: &Spec,
+        (launch_id, group): (String, Option<String>),
+        traces: LaunchTraces,
+        (code, message): OpReply,
+    ) -> OpReply {
+        let tree = ProcessTree::of_launch(LaunchRecord {
+            boot: boot_id().to_owned(),
+            launch_id,
+            group,
+            uid: self.uid_of(spec),
+            program: spec.identity.proc_name.clone(),
+            traces,
+        });
+        let killed = tree.end(Duration::ZERO).await;
+        if !killed.is_empty() {
+            warn!(instance = %self.key, "launch failed, and {killed}");
+        }
+        self.record_survivors(&tree, &killed);
+        match killed.survivors() {
+            None => (code, message),
+            Some(survivors) => (code, format!("{message}; still alive after SIGKILL: {survivors}")),
+        }
     }
 
     /// Records the end of the process, after what is left of its tree was killed, and removes its pid file.
@@ -257,8 +320,11 @@ pub(super) fn named_signal(name: &str) -> Option<Signal> {
     signal_number(name).and_then(Signal::from_named_raw)
 }
 
-/// The reply of a stop: names the processes that had to be killed.
+/// The reply of a stop: names the processes that had to be killed. A stop has failed while a process of the tree is alive.
 fn stopped(killed: &KilledProcesses) -> OpReply {
+    if killed.survivors().is_some() {
+        return (RowCode::CHECK_FAILED, format!("stop: {killed}"));
+    }
     let (code, message) = done();
     match killed.is_empty() {
         true => (code, message),

@@ -22,6 +22,7 @@ use crate::agent::ownership::{self, LaunchEvidence, OwnershipError, OwnershipPro
 use crate::agent::process::ProcessHandle;
 use crate::agent::spawn::CommandExit;
 use crate::agent::state::ProcessRun;
+use crate::agent::tree::LaunchTraces;
 use crate::agent::user_files::Rights;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
@@ -31,6 +32,9 @@ use crate::model::{AutoType, Field, Monitor, Spec, live_after_registration};
 
 /// Maximum wait for a process of the launch that has not called `execve` or written its pid file, beyond the start check.
 pub(super) const START_GRACE: Duration = Duration::from_secs(2);
+
+/// Time without any process of the launch after which it counts as ended.
+const EXEC_SETTLE: Duration = Duration::from_millis(100);
 
 /// Time in which a process ends that does not handle the signal of a reload.
 const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
@@ -120,10 +124,14 @@ impl InstanceTask {
         let context = self.command_context(&owned.spec);
         let record = op_id.map(|op_id| command_id(op_id, "restart"));
         let reply = self.replace_with_command(owned, command, record, &rights, &context).await;
-        // Removes an unused group. A process that a failed command left in it does not belong to the instance.
+        // The processes of a failed command in a launch of its own do not belong to the instance.
         let is_used = self.state.run.as_ref().is_some_and(|run| run.incarnation == context.launch_id);
-        context.group.into_iter().filter(|_| context.is_new && !is_used).for_each(Cgroup::clear);
-        reply
+        if !context.is_new || is_used {
+            return reply;
+        }
+        let traces = LaunchTraces { since: context.since, ..LaunchTraces::default() };
+        let group = context.group.as_ref().map(Cgroup::path);
+        self.end_failed_launch(&owned.spec, (context.launch_id, group), traces, reply).await
     }
 
     async fn replace_with_command(
@@ -285,7 +293,12 @@ impl InstanceTask {
         incarnation: String,
         group: Option<String>,
     ) {
-        self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, live) });
+        // The processes of the tree stay members of it.
+        let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
+        let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
+        traces.add_session(handle.session);
+        self.state.run =
+            Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();
@@ -348,34 +361,50 @@ async fn wait_for_successor(
     rights: &Rights,
     context: &CommandContext,
 ) -> Result<(ProcessHandle, OwnershipProof), OwnershipError> {
-    let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-    let begun = Instant::now();
-    let evidence = context.evidence();
+    let (mut wait, evidence) = (StartWait::begin(spec), context.evidence());
     loop {
         let why = match ownership::claim_launched(spec, rights, &evidence).await {
             Ok(found) => return Ok(found),
             Err(why) => why,
         };
-        if !may_wait(spec, rights, &evidence, begun, Duration::from_secs(secs.into())).await {
+        if !wait.goes_on(spec, rights, &evidence).await {
             return Err(why);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Whether the start check goes on: until its time is over, and a little longer while the launch may still become the
-/// process that the pid file names.
-pub(super) async fn may_wait(
-    spec: &Spec,
-    rights: &Rights,
-    evidence: &LaunchEvidence<'_>,
+/// The wait of a start check: until its time is over, and a little longer while the launch may still become the process that
+/// the pid file names.
+pub(super) struct StartWait {
     begun: Instant,
     check: Duration,
-) -> bool {
-    let waited = begun.elapsed();
-    if waited < check {
-        return true;
+    /// Time of the last evidence that the launch may still start, after the check.
+    last_seen: Option<Instant>,
+}
+
+impl StartWait {
+    pub(super) fn begin(spec: &Spec) -> StartWait {
+        let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        StartWait { begun: Instant::now(), check: Duration::from_secs(secs.into()), last_seen: None }
     }
-    let group = evidence.group.filter(|_| evidence.replaces.is_none());
-    waited < check + START_GRACE && ownership::may_still_start(spec, rights, group).await
+
+    /// Whether to wait on.
+    pub(super) async fn goes_on(
+        &mut self,
+        spec: &Spec,
+        rights: &Rights,
+        evidence: &LaunchEvidence<'_>,
+    ) -> bool {
+        let waited = self.begun.elapsed();
+        if waited < self.check {
+            return true;
+        }
+        let last_seen = *self.last_seen.get_or_insert_with(Instant::now);
+        if ownership::may_still_start(spec, rights, evidence).await {
+            self.last_seen = Some(Instant::now());
+        }
+        // A process has no arguments and no environment for a moment while it calls `execve`.
+        waited < self.check + START_GRACE && last_seen.elapsed() < EXEC_SETTLE
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::handover::may_wait;
+use super::handover::StartWait;
 use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
@@ -128,14 +128,13 @@ impl InstanceTask {
             }
         }
         drop(permit);
-        let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        let begun = tokio::time::Instant::now();
+        let mut wait = StartWait::begin(spec);
         loop {
             let why = match ownership::claim_launched(spec, rights, &evidence).await {
                 Ok((handle, _)) => return Ok(handle),
                 Err(why) => why,
             };
-            if !may_wait(spec, rights, &evidence, begun, Duration::from_secs(secs.into())).await {
+            if !wait.goes_on(spec, rights, &evidence).await {
                 let output = self.start_output().await;
                 return Err((RowCode::CHECK_FAILED, format!("process did not start: {why}{output}")));
             }

@@ -149,6 +149,7 @@ enum TimerEvent {
     Sample,
     Check,
     TrimOutput,
+    ObserveDescendants,
     /// Retries a failed write of the state.
     Write,
     /// Starts a log writer.
@@ -264,6 +265,9 @@ impl InstanceTask {
                 TaskEvent::Timer(TimerEvent::Write) => self.write(None).await,
                 TaskEvent::Timer(TimerEvent::LogWriter) => self.process_output.retry_at = None,
                 TaskEvent::Timer(TimerEvent::Check) => self.start_checks(),
+                TaskEvent::Timer(TimerEvent::ObserveDescendants) => {
+                    Box::pin(self.observe_descendants()).await
+                }
                 TaskEvent::Timer(TimerEvent::TrimOutput) => {
                     self.monitors.trim_at = None;
                     self.output.iter().for_each(Output::forget);
@@ -284,11 +288,12 @@ impl InstanceTask {
                 Some((after(until.saturating_sub(clocks.passed)), TimerEvent::Relaunch))
             }
         };
-        let Monitors { sample_at, check_at, trim_at, .. } = &*self.monitors;
+        let Monitors { sample_at, check_at, trim_at, descent, .. } = &*self.monitors;
         let others = [
             (sample_at, TimerEvent::Sample),
             (check_at, TimerEvent::Check),
             (trim_at, TimerEvent::TrimOutput),
+            (&descent.at, TimerEvent::ObserveDescendants),
             (&self.unwritten.retry_at, TimerEvent::Write),
             (&self.process_output.retry_at, TimerEvent::LogWriter),
         ];
@@ -430,6 +435,11 @@ impl InstanceTask {
         match self.state.hosted && self.state.given.as_ref().is_some_and(resident) {
             true => drop(self.state.next.get_or_insert_with(fresh_id)),
             false => self.state.next = None,
+        }
+        if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
+            && !run.incarnation.is_empty()
+        {
+            run.traces.add_session(handle.session);
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.launches.series, wall, passed);

@@ -24,6 +24,9 @@ use crate::model::StartMode;
 /// writes.
 const TRIM_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
+/// First and longest interval between two observations of the descendants of a process without a control group.
+const OBSERVE_INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
 /// The last results of the monitors of a running process, and their next times.
 #[derive(Default)]
 pub(super) struct Monitors {
@@ -39,6 +42,15 @@ pub(super) struct Monitors {
     pub(super) sample_at: Option<Instant>,
     pub(super) check_at: Option<Instant>,
     pub(super) trim_at: Option<Instant>,
+    pub(super) descent: DescentMonitor,
+}
+
+/// Observation of the descendants of a process without a control group.
+#[derive(Default)]
+pub(super) struct DescentMonitor {
+    pub(super) at: Option<Instant>,
+    /// Observations so far.
+    count: u32,
 }
 
 impl InstanceTask {
@@ -51,6 +63,7 @@ impl InstanceTask {
         let has_checks = live.is_some_and(|spec| checks::has_any(spec));
         let is_daemon =
             live.is_none_or(|spec| spec.control.start_mode.unwrap_or_default() == StartMode::Daemon);
+        let is_ungrouped = live.is_some() && self.state.run.as_ref().is_some_and(|run| run.group.is_none());
         let interval =
             live.and_then(|spec| HealthSettings::of(spec)).map_or(self.shared.check_interval, |settings| {
                 settings.next_interval(&self.monitors.health, self.shared.check_interval)
@@ -65,6 +78,19 @@ impl InstanceTask {
         plan(&mut monitors.check_at, has_checks && monitors.check_task.is_none(), after);
         let trim_interval = if is_daemon { TRIM_INTERVALS.0 } else { TRIM_INTERVALS.1 };
         plan(&mut monitors.trim_at, self.output.is_some(), trim_interval);
+        let after = OBSERVE_INTERVALS.0.saturating_mul(1 << monitors.descent.count.min(16));
+        plan(&mut monitors.descent.at, is_ungrouped, after.min(OBSERVE_INTERVALS.1));
+    }
+
+    /// Records descendants that have left the session of the process: without a control group, nothing else proves later
+    /// that they belong to it.
+    pub(super) async fn observe_descendants(&mut self) {
+        let descent = &mut self.monitors.descent;
+        (descent.at, descent.count) = (None, descent.count.saturating_add(1));
+        let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run) else { return };
+        if run.traces.observe(handle) {
+            self.write(None).await;
+        }
     }
 
     /// Samples the resource usage, and stops the process if it exceeds a limit.

@@ -7,11 +7,13 @@ use super::ending::stop_signal;
 use super::history::ExitCause;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
+use crate::agent::exit_record::start_id;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
 use crate::agent::process::boot_id;
 use crate::agent::restart_policy::{RestartEvent, RestartSeries};
 use crate::agent::state::{LaunchIntent, ProcessRun, intent_key};
+use crate::agent::tree::{LaunchInFlight, LaunchTraces};
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::failpoint;
@@ -91,6 +93,9 @@ impl InstanceTask {
         if let Err(refused) = self.shared.check_policy(&self.key, &owned.spec).await {
             return failed(refused);
         }
+        if let Err(reply) = self.end_earlier_launch().await {
+            return reply;
+        }
         self.shared.logs.set(&self.key, &owned.spec);
         // The launch id of a relaunch by supervision, or of a resumed launch, is in the store already. Any other launch id
         // is written before the spawn: the next agent must find the process if this one is killed in between.
@@ -113,15 +118,21 @@ impl InstanceTask {
             }
         }
         failpoint::point("intent-written");
-        let process =
-            match self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group.clone(), check).await
-            {
-                Ok(handle) => handle,
-                Err(reply) => {
-                    group.into_iter().for_each(Cgroup::clear);
-                    return reply;
-                }
-            };
+        let mut traces = LaunchTraces::since_now();
+        let in_flight = LaunchInFlight::begin(&owned.spec.identity.proc_name);
+        let begun = self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group, check).await;
+        if let Some(shell) = self.shared.exits.shell_pid(&start_id(&intent.incarnation)) {
+            traces.add_session(shell);
+        }
+        let process = match begun {
+            Ok(handle) => handle,
+            Err(reply) => {
+                let launch = (intent.incarnation, intent.group);
+                return self.end_failed_launch(&owned.spec, launch, traces, reply).await;
+            }
+        };
+        drop(in_flight);
+        traces.add_session(process.session);
         failpoint::point("born");
         let LaunchIntent { incarnation, op_id: by, group, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
@@ -131,7 +142,7 @@ impl InstanceTask {
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();
-        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log });
+        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();
