@@ -5,6 +5,7 @@
 //! are numbered and resumable: a request is repeated until its number was seen, a result until it was acknowledged. An
 //! empty line is a heartbeat.
 
+mod figures;
 mod history;
 
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::history::{ExitReason, FailedStart, InstanceHistory, ProcessExit};
+pub use self::figures::{FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
+pub use self::history::{ExitReason, FailedStart, InstanceHistory, ProcessExit, ScheduledRun};
 use crate::gse::codes::GseOp;
 use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};
 
@@ -33,6 +35,9 @@ pub struct Join {
     /// The agent understands [`ToAgent::Heartbeat`].
     #[serde(default)]
     pub floors: bool,
+    /// The agent sends figures and answers [`ToAgent::Measure`].
+    #[serde(default)]
+    pub figures: bool,
     /// The largest sequence number this agent knows. The gateway numbers new operations above it, also after its store
     /// was lost or restored from a copy.
     #[serde(default)]
@@ -50,6 +55,9 @@ pub struct Joined {
     /// Identity of the gateway's store: sequence numbers and floors of two stores do not compare. Empty: an older gateway.
     #[serde(default)]
     pub store: String,
+    /// The gateway takes figures.
+    #[serde(default)]
+    pub figures: bool,
 }
 
 /// From the gateway to the agent.
@@ -75,6 +83,11 @@ pub enum ToAgent {
         floor: u64,
         #[serde(default)]
         sent_ms: u64,
+    },
+    /// Requests fresh figures of an instance, to agents that announce [`Join::figures`]. The answer is a [`FiguresAnswer`].
+    Measure {
+        id: String,
+        instance: InstanceKey,
     },
     /// The resource pools of a namespace on a host, as the caller sent them.
     Groups {
@@ -355,9 +368,12 @@ pub struct Report {
     /// Pid of a process with this identity that the agent neither launched nor adopted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stranger: Option<u32>,
-    /// Restarts, exits and the last failed start.
+    /// Restarts, exits, scheduled runs and the last failed start.
     #[serde(default, skip_serializing_if = "InstanceHistory::is_empty")]
     pub history: InstanceHistory,
+    /// The next scheduled runs: milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub next_runs: Vec<i64>,
 }
 
 /// State of a configuration file relative to the digest in the spec.

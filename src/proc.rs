@@ -39,7 +39,9 @@ pub struct ProcStat {
     pub cpu_ticks: u64,
     /// The part of it in user mode.
     pub user_ticks: u64,
-    pub threads: u64,
+    /// The same of its reaped children.
+    pub child_ticks: u64,
+    pub threads: u32,
     /// Virtual memory in bytes.
     pub virtual_bytes: u64,
     /// Resident memory in pages.
@@ -68,11 +70,13 @@ impl ProcStat {
         let flags = fields.nth(2)?.parse().ok()?;
         let mut numbers = fields.map(|field| field.parse::<u64>());
         let (user, system) = (numbers.nth(4)?.ok()?, numbers.next()?.ok()?);
+        let (child_user, child_system) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
         // Priority and nice value are skipped: they may be negative.
-        let threads = numbers.nth(4)?.ok()?;
+        let threads = u32::try_from(numbers.nth(2)?.ok()?).ok()?;
         let started = numbers.nth(1)?.ok()?;
         let (virtual_bytes, resident_pages) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
         let (cpu_ticks, user_ticks) = (user.saturating_add(system), user);
+        let child_ticks = child_user.saturating_add(child_system);
         Some(ProcStat {
             state,
             parent,
@@ -81,6 +85,7 @@ impl ProcStat {
             started,
             cpu_ticks,
             user_ticks,
+            child_ticks,
             threads,
             virtual_bytes,
             resident_pages,
@@ -111,11 +116,12 @@ mod tests {
 
     #[test]
     fn stat_fields_follow_the_last_parenthesis() {
-        let line = "7 (a) b (x) S 4 7 7 0 -1 4194560 190 0 0 0 11 22 0 0 20 0 1 0 8612 3497984 451 18446744073709551615 1 1";
+        let line = "7 (a) b (x) S 4 7 7 0 -1 4194560 190 0 0 0 11 22 4 5 20 -5 3 0 8612 3497984 451 18446744073709551615 1 1";
         let stat = ProcStat::parse(line).expect("a line of the kernel");
         assert_eq!((stat.state, stat.parent, stat.started), ('S', 4, 8612));
         assert_eq!((stat.cpu_ticks, stat.resident_pages), (33, 451));
-        assert_eq!((stat.user_ticks, stat.threads, stat.virtual_bytes), (11, 1, 3_497_984));
+        assert_eq!((stat.user_ticks, stat.threads, stat.virtual_bytes), (11, 3, 3_497_984));
+        assert_eq!(stat.child_ticks, 9);
         assert_eq!(ProcStat::parse("7 (a) S 4"), None);
     }
 

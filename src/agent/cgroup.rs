@@ -7,8 +7,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::meter::limit;
-use crate::model::Resource;
+use super::meter::{cpu_limit, mem_limit};
+use crate::model::Spec;
 
 /// Attempts of an ending agent to remove its groups, and the wait between two attempts.
 const REMOVE_ATTEMPTS: u32 = 10;
@@ -53,12 +53,12 @@ impl Cgroups {
     }
 
     /// Creates the group of a launch unless it exists, and sets its limits where controllers are enabled.
-    pub fn make(&self, launch_id: &str, limits: &Resource) -> Option<Cgroup> {
+    pub fn make(&self, launch_id: &str, spec: &Spec) -> Option<Cgroup> {
         let path = self.0.as_ref()?.join(launch_id);
         // An earlier agent of this folder may have removed the parent directory when it ended.
         std::fs::create_dir(&path).or_else(|_| std::fs::create_dir_all(&path)).ok()?;
         let group = Cgroup(path);
-        group.limit(limits);
+        group.limit(cpu_limit(spec), mem_limit(spec));
         Some(group)
     }
 }
@@ -102,20 +102,25 @@ impl Cgroup {
         File::open(&self.0).ok()
     }
 
-    /// Sets limits as absolute values, for each controller that is enabled.
-    fn limit(&self, limits: &Resource) {
+    /// Sets the limits of a changed spec; one that is unset no longer limits.
+    pub fn change_limits(&self, spec: &Spec) {
+        self.limit(cpu_limit(spec).or(Some(f64::INFINITY)), mem_limit(spec).or(Some(f64::INFINITY)));
+    }
+
+    /// Sets limits in percent of the host as absolute values, for each controller that is enabled.
+    fn limit(&self, cpu: Option<f64>, mem: Option<f64>) {
         let set = |file: &str, value: String| {
             let path = self.0.join(file);
             path.is_file() && std::fs::write(path, value).is_ok()
         };
-        if let Some(cpu) = limit(limits.cpu) {
+        if let Some(cpu) = cpu {
             const PERIOD_US: f64 = 100_000.0;
             let quota = (cpu / 100.0 * super::meter::processors() * PERIOD_US).max(1000.0);
-            set("cpu.max", format!("{quota:.0} {PERIOD_US:.0}"));
+            set("cpu.max", format!("{} {PERIOD_US:.0}", number_or_max(quota)));
         }
-        if let Some(mem) = limit(limits.mem) {
+        if let Some(mem) = mem {
             let bytes = mem / 100.0 * super::meter::memory() as f64;
-            set("memory.max", format!("{bytes:.0}"));
+            set("memory.max", number_or_max(bytes));
         }
     }
 
@@ -129,6 +134,13 @@ impl Cgroup {
         let text = std::fs::read_to_string(self.0.join("cpu.stat")).ok()?;
         let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
         micros.trim().parse::<f64>().ok().map(|micros| micros / 1e6)
+    }
+
+    /// Whether the kernel killed a member because of the memory limit of the group.
+    pub fn has_oom_kill(&self) -> bool {
+        let text = std::fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
+        let kills = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok());
+        kills.is_some_and(|kills| kills > 0)
     }
 
     /// Removes the group if it has no process. True: the group is gone.
@@ -161,27 +173,45 @@ impl Cgroup {
     }
 }
 
+fn number_or_max(number: f64) -> String {
+    if number.is_finite() { format!("{number:.0}") } else { "max".to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Percent;
+    use crate::model::{Percent, Resource};
 
     #[test]
     fn limits_are_set_only_for_enabled_controllers() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = |name: &str| folder.path().join(name);
         std::fs::write(file("memory.max"), "max").expect("a file");
-        let limits = Resource { cpu: Percent::new(50.0), mem: Percent::new(10.0), ..Resource::default() };
-        Cgroup(folder.path().to_owned()).limit(&limits);
+        let resource = Resource { cpu: Percent::new(50.0), mem: Percent::new(10.0), ..Resource::default() };
+        let mut spec = Spec { resource, ..Spec::default() };
+        let group = Cgroup(folder.path().to_owned());
+        group.limit(cpu_limit(&spec), mem_limit(&spec));
         assert!(!file("cpu.max").exists(), "the controller is not enabled");
         let bytes: u64 = std::fs::read_to_string(file("memory.max")).expect("a file").parse().expect("bytes");
         assert_eq!(bytes / 1024, super::super::meter::memory() / 10 / 1024);
         std::fs::write(file("cpu.max"), "max 100000").expect("a file");
-        Cgroup(folder.path().to_owned()).limit(&limits);
+        group.limit(cpu_limit(&spec), mem_limit(&spec));
         let half = (super::super::meter::processors() * 50_000.0) as u64;
         assert_eq!(std::fs::read_to_string(file("cpu.max")).expect("a file"), format!("{half} 100000"));
         std::fs::write(file("memory.max"), "max").expect("a file");
-        Cgroup(folder.path().to_owned()).limit(&Resource { mem: Percent::new(0.0), ..Resource::default() });
+        spec.resource = Resource { mem: Percent::new(0.0), ..Resource::default() };
+        group.limit(cpu_limit(&spec), mem_limit(&spec));
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "max", "0 means unlimited");
+        spec.limits.memory = Some(512_000_000);
+        group.limit(cpu_limit(&spec), mem_limit(&spec));
+        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "512000000");
+        group.change_limits(&Spec::default());
+        let read = |name: &str| std::fs::read_to_string(file(name)).expect("a file");
+        assert_eq!((read("memory.max"), read("cpu.max")), ("max".to_owned(), "max 100000".to_owned()));
+        assert!(!group.has_oom_kill(), "the controller is not enabled");
+        for (events, is_killed) in [("low 0\noom 1\noom_kill 0\n", false), ("oom 1\noom_kill 2\n", true)] {
+            std::fs::write(file("memory.events"), events).expect("a file");
+            assert_eq!(group.has_oom_kill(), is_killed);
+        }
     }
 }

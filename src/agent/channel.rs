@@ -17,9 +17,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::Supervisor;
+use super::figures::timer::FiguresTimer;
 use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
-    Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk, OpResult, ToAgent,
+    Acked, AgentMessage, FiguresUpdate, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk, OpResult, ToAgent,
 };
 use crate::clock;
 use crate::error_chain::chain;
@@ -142,6 +143,7 @@ async fn try_session(
     let mut heartbeat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
     let mut busy = true;
     let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, SessionError>>> = None;
+    let mut figures = FiguresTimer::new(supervisor.figures_interval());
     loop {
         if send_task.is_none() && !outbox.waiting.is_empty() {
             send_task = Some(tokio::spawn(outbox.batch()));
@@ -154,8 +156,18 @@ async fn try_session(
                     last_received = Instant::now();
                     buffer.extend_from_slice(&bytes);
                     handle_lines(&mut buffer, &mut clock, supervisor).await?;
+                    let answers = supervisor.take_figure_answers();
+                    if !answers.is_empty() {
+                        tokio::spawn(outbox.send_figures(FiguresUpdate { answers, ..FiguresUpdate::default() }));
+                    }
                 }
             },
+            complete = figures.next(), if outbox.takes_figures => {
+                let update = supervisor.figures(complete);
+                if complete || !update.rows.is_empty() {
+                    figures.sent_by(tokio::spawn(outbox.send_figures(update)));
+                }
+            }
             Some(message) = messages.recv() => {
                 busy = true;
                 outbox.waiting.push(message);
@@ -201,12 +213,13 @@ async fn join(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         clock: Some(clock::now().0),
         floors: true,
+        figures: true,
         last_seq: supervisor.last_seq(),
         logs: true,
     };
-    let Joined { session, acked, store } = gateway.call("join", &[], &request).await?;
+    let Joined { session, acked, store, figures } = gateway.call("join", &[], &request).await?;
     supervisor.session_started(&store).await?;
-    let mut outbox = Outbox { gateway, session, seq: acked, waiting: Vec::new() };
+    let mut outbox = Outbox { gateway, session, seq: acked, waiting: Vec::new(), takes_figures: figures };
     // Messages of the broken session: results are in the store, and reports are sent again. Only a result that is not
     // in the store (a live status check, a refusal) is taken from the queue.
     let unacknowledged = supervisor.unacknowledged_results().await?;
@@ -259,7 +272,8 @@ impl StreamClock {
             | ToAgent::Synced { .. }
             | ToAgent::Groups { .. }
             | ToAgent::ReadLog(_)
-            | ToAgent::CancelLog { .. } => Ok(0),
+            | ToAgent::CancelLog { .. }
+            | ToAgent::Measure { .. } => Ok(0),
         }
     }
 }
@@ -270,9 +284,25 @@ struct Outbox {
     session: String,
     seq: u64,
     waiting: Vec<AgentMessage>,
+    /// The gateway takes figures.
+    takes_figures: bool,
 }
 
 impl Outbox {
+    /// Sends figures. They are neither numbered nor repeated.
+    fn send_figures(&self, update: FiguresUpdate) -> impl Future<Output = bool> + Send + 'static {
+        let (gateway, session) = (self.gateway.clone(), self.session.clone());
+        async move {
+            let query = [("session", session.as_str())];
+            let sent: Result<serde_json::Value, SessionError> =
+                gateway.call("figures", &query, &update).await;
+            if let Err(error) = &sent {
+                debug!(error = %chain(error), "figures not sent");
+            }
+            sent.is_ok()
+        }
+    }
+
     /// Sends the waiting messages, or none as a heartbeat. Returns the acknowledged results.
     fn batch(&mut self) -> impl Future<Output = Result<Vec<OpResult>, SessionError>> + Send + 'static {
         let count = self.waiting.len().min(BATCH);

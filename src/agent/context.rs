@@ -9,6 +9,7 @@ use super::account::{Account, AccountError};
 use super::cgroup::Cgroups;
 use super::error::AgentError;
 use super::exit_record::ExitRecords;
+use super::figures::{FigureTable, SAMPLE_INTERVAL};
 use super::logs::LogSources;
 use super::permits::Permits;
 use super::policy::HostPolicy;
@@ -34,13 +35,36 @@ pub struct AgentContext {
     /// Permits for health and file checks, per user. Separate from `commands`: a check that hangs must not delay operations.
     pub check_permits: Permits,
     pub groups: Cgroups,
-    pub pools: Pools,
+    pub resources: ResourceTables,
     /// Where the log of each instance is.
     pub logs: LogSources,
     /// Bounds every launch and adoption on this host.
     pub policy: HostPolicy,
     /// Interval between two checks of health and files.
     pub check_interval: Duration,
+}
+
+/// Usage of the host's resources by all instances.
+#[derive(Default)]
+pub struct ResourceTables {
+    pub pools: Pools,
+    pub figures: Arc<FigureTable>,
+}
+
+/// Intervals of an agent's periodic work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentIntervals {
+    /// Checks of health and files.
+    pub check: Duration,
+    /// Samples of cpu, memory, descriptors and threads of an instance.
+    pub sample: Duration,
+}
+
+impl AgentIntervals {
+    /// With the default interval of samples.
+    pub fn with_checks(check: Duration) -> AgentIntervals {
+        AgentIntervals { check, sample: SAMPLE_INTERVAL }
+    }
 }
 
 impl AgentContext {

@@ -3,13 +3,12 @@
 //! Only processes with a limit are sampled. A limit counts as exceeded after several consecutive samples above it. The meter
 //! samples the tree of a process that the agent holds by a pidfd, never of a process that reuses its pid.
 
-use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::cgroup::Cgroup;
-use crate::clock;
-use crate::model::{Percent, Resource};
+use super::figures::tree_usage::MeasuredTree;
+use crate::model::{Percent, Spec};
 
 /// Interval between two samples.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,10 +31,8 @@ pub enum Excess {
 
 impl std::fmt::Display for Excess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (what, used, limit) = match self {
-            Excess::Cpu { used, limit } => ("cpu", used, limit),
-            Excess::Mem { used, limit } => ("memory", used, limit),
-        };
+        let (Excess::Cpu { used, limit } | Excess::Mem { used, limit }) = self;
+        let what = self.resource();
         write!(f, "over its {what} limit: {used:.1} % of the host used, {limit} % allowed")
     }
 }
@@ -73,9 +70,64 @@ pub fn limit(share: Option<Percent>) -> Option<f64> {
     share.map(Percent::get).filter(|limit| *limit > 0.0)
 }
 
+fn smaller(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    one.into_iter().chain(other).min_by(f64::total_cmp)
+}
+
+/// The CPU limit of a spec in percent of the host: the smaller one of `resource.cpu` and `limits.cpu`.
+pub fn cpu_limit(spec: &Spec) -> Option<f64> {
+    smaller(limit(spec.resource.cpu), spec.limits.cpu.map(|cores| cores.get() / processors() * 100.0))
+}
+
+/// The memory limit of a spec in percent of the host: the smaller one of `resource.mem` and `limits.memory`.
+pub fn mem_limit(spec: &Spec) -> Option<f64> {
+    let bytes = spec.limits.memory.filter(|bytes| *bytes > 0);
+    smaller(limit(spec.resource.mem), bytes.map(|bytes| bytes as f64 / memory() as f64 * 100.0))
+}
+
 /// Whether the spec has a limit that needs samples.
-pub fn is_limited(resource: &Resource) -> bool {
-    limit(resource.cpu).is_some() || limit(resource.mem).is_some()
+pub fn is_limited(spec: &Spec) -> bool {
+    cpu_limit(spec).is_some() || mem_limit(spec).is_some()
+}
+
+/// Bytes as megabytes.
+pub fn megabytes(bytes: f64) -> String {
+    format!("{:.0} MB", bytes / 1e6)
+}
+
+impl Excess {
+    pub fn resource(&self) -> &'static str {
+        match self {
+            Excess::Cpu { .. } => "cpu",
+            Excess::Mem { .. } => "memory",
+        }
+    }
+
+    /// The usage and the limit, in the unit of the spec: `memory 812 MB of 512 MB`.
+    pub fn detail(&self, spec: &Spec) -> String {
+        match *self {
+            Excess::Cpu { used, limit } => {
+                match spec.limits.cpu.filter(|_| Some(limit) < percent(spec.resource.cpu)) {
+                    Some(cores) => format!("cpu {:.2} cores of {}", used / 100.0 * processors(), cores.get()),
+                    None => format!("cpu {used:.1} % of {limit} % of the host"),
+                }
+            }
+            Excess::Mem { used, limit } => {
+                match spec.limits.memory.filter(|_| Some(limit) < percent(spec.resource.mem)) {
+                    Some(bytes) => {
+                        let used = megabytes(used / 100.0 * memory() as f64);
+                        format!("memory {used} of {}", megabytes(bytes as f64))
+                    }
+                    None => format!("memory {used:.1} % of {limit} % of the host"),
+                }
+            }
+        }
+    }
+}
+
+/// A limit in percent; above every other one if it is unset.
+fn percent(share: Option<Percent>) -> Option<f64> {
+    Some(limit(share).unwrap_or(f64::INFINITY))
 }
 
 /// The meter of one process. CPU usage is the difference between two samples.
@@ -86,16 +138,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Average CPU share since the start, and the current memory share.
-    pub fn average_since_start(pid: u32, group: Option<&Cgroup>, started_ms: i64) -> HostShare {
-        let (secs, mem) = used(pid, group);
-        let up = (clock::now().0.saturating_sub(started_ms).max(1000)) as f64 / 1000.0;
-        HostShare { cpu: secs / up / processors() * 100.0, mem }
-    }
-
     /// Takes a sample: CPU share since the last sample (0 for the first one), and the current memory share.
-    pub fn sample(&mut self, pid: u32, group: Option<&Cgroup>) -> HostShare {
-        let (secs, mem) = used(pid, group);
+    pub fn sample(&mut self, tree: &MeasuredTree) -> HostShare {
+        let usage = tree.usage(None).unwrap_or_default();
+        // The group also counts members that ended.
+        let secs = tree.group().and_then(Cgroup::cpu_secs).unwrap_or(usage.cpu_secs());
+        let mem = usage.bytes as f64 / memory() as f64 * 100.0;
         let now = Instant::now();
         let cpu = match self.last.replace((now, secs)) {
             Some((then, before)) if secs >= before => {
@@ -107,38 +155,6 @@ impl Meter {
     }
 }
 
-/// CPU seconds, and percent of the host's memory, of a process tree.
-fn used(pid: u32, group: Option<&Cgroup>) -> (f64, f64) {
-    let members = match group.map(Cgroup::processes).filter(|pids| !pids.is_empty()) {
-        Some(pids) => pids,
-        None => tree(pid),
-    };
-    let usage: Vec<(u64, u64)> = members.iter().filter_map(|pid| super::process::usage(*pid)).collect();
-    let bytes: u64 = usage.iter().map(|(bytes, _)| bytes).sum();
-    let ticks: u64 = usage.iter().map(|(_, ticks)| ticks).sum();
-    let secs = group.and_then(Cgroup::cpu_secs).unwrap_or(ticks as f64 / ticks_per_second());
-    (secs, bytes as f64 / memory() as f64 * 100.0)
-}
-
-/// A process and all its descendants.
-fn tree(root: u32) -> Vec<u32> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return vec![root] };
-    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for pid in pids {
-        if let Some(parent) = super::process::parent(pid) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let mut all = vec![root];
-    let mut next = 0;
-    while next < all.len() {
-        all.extend(children.remove(&all[next]).unwrap_or_default());
-        next += 1;
-    }
-    all
-}
-
 /// Number of processors of this host.
 pub fn processors() -> f64 {
     static COUNT: LazyLock<f64> =
@@ -148,18 +164,15 @@ pub fn processors() -> f64 {
 
 /// Memory of this host in bytes.
 pub fn memory() -> u64 {
-    static BYTES: LazyLock<u64> = LazyLock::new(|| {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kb = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
-        kb.unwrap_or(1 << 30) * 1024
-    });
+    static BYTES: LazyLock<u64> = LazyLock::new(|| memory_info("MemTotal:").unwrap_or(1 << 40));
     *BYTES
 }
 
-fn ticks_per_second() -> f64 {
-    rustix::param::clock_ticks_per_second() as f64
+fn memory_info(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kb: u64 =
+        text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())?;
+    kb.checked_mul(1024)
 }
 
 /// The member of a pool to stop: the largest user (weight 0), or the one most over its own share (weight 1).
@@ -199,6 +212,28 @@ mod tests {
     }
 
     #[test]
+    fn the_smaller_limit_counts_and_is_named_in_its_unit() {
+        use crate::model::Cores;
+        let mut spec = Spec::default();
+        assert!(!is_limited(&spec));
+        spec.limits.memory = Some(512_000_000);
+        let mem = 512e6 / memory() as f64 * 100.0;
+        assert!(is_limited(&spec) && mem_limit(&spec) == Some(mem) && cpu_limit(&spec).is_none());
+        let used = 812e6 / memory() as f64 * 100.0;
+        assert_eq!(Excess::Mem { used, limit: mem }.detail(&spec), "memory 812 MB of 512 MB");
+        spec.resource.mem = Percent::new(0.01);
+        assert_eq!(mem_limit(&spec), Some(0.01), "the smaller one");
+        assert_eq!(
+            Excess::Mem { used, limit: 0.01 }.detail(&spec),
+            format!("memory {used:.1} % of 0.01 % of the host")
+        );
+        spec.limits.cpu = Cores::new(0.5);
+        let limit = 50.0 / processors();
+        assert_eq!(cpu_limit(&spec), Some(limit));
+        assert_eq!(Excess::Cpu { used: 2.0 * limit, limit }.detail(&spec), "cpu 1.00 cores of 0.5");
+    }
+
+    #[test]
     fn a_pools_victim_is_the_biggest_or_the_one_most_over_its_share() {
         let members = [("big", 50.0, Some(60.0)), ("greedy", 30.0, Some(5.0)), ("small", 1.0, Some(1.0))];
         assert_eq!(victim(&members, false), Some("big"));
@@ -209,14 +244,15 @@ mod tests {
     #[test]
     fn the_tests_own_tree_is_measured() {
         let mut meter = Meter::default();
-        let first = meter.sample(std::process::id(), None);
+        let tree = MeasuredTree::of_pid(std::process::id()).expect("this process");
+        let first = meter.sample(&tree);
         assert!(first.mem > 0.0 && first.cpu == 0.0, "{first:?}");
         let begin = Instant::now();
         let mut sum = 0u64;
         while begin.elapsed() < Duration::from_millis(60) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        let second = meter.sample(std::process::id(), None);
+        let second = meter.sample(&tree);
         assert!(second.cpu > 0.0 && second.cpu < 200.0, "{second:?}");
     }
 }

@@ -29,8 +29,9 @@
 //!
 //! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
 //! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`],
-//! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). An instance without limits
-//! and checks causes no periodic work. Orphaned descendants are reaped ([`reaper`]).
+//! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). One task samples the
+//! [`figures`] of all instances; an instance without limits and checks causes no other periodic work. Orphaned descendants
+//! are reaped ([`reaper`]).
 //!
 //! The output of a foreground process goes to its log, by a log writer if the log is rotated ([`log_writer`]). Output of runs
 //! without a log is stored ([`run_output`]). Logs are read on request of the gateway ([`logs`]), by a task of their own: an operation that hangs does not delay them.
@@ -47,6 +48,7 @@ mod context;
 mod environment;
 mod error;
 mod exit_record;
+mod figures;
 mod file_limit;
 mod health;
 mod instance;
@@ -90,23 +92,24 @@ use tracing::{info, warn};
 pub use channel::{JoinConfig, run};
 pub use checks::first_mismatch;
 pub use clone_exec::serve_if_launcher;
+pub use context::AgentIntervals;
+pub use figures::SAMPLE_INTERVAL;
 pub use log_writer::run_if_named as run_log_writer_if_named;
 pub use policy::HostPolicy;
 pub use precheck::{RefusedInstance, left_running, refused_instances};
 
 use self::cgroup::Cgroups;
-use self::context::AgentContext;
+use self::context::{AgentContext, ResourceTables};
 use self::exit_record::ExitRecords;
 use self::instance::{InstanceCommand, InstanceTask};
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
-use self::pools::Pools;
 use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
 use self::recovery::{RecoveredState, Resumption};
 use self::run_output::RunOutputs;
 use self::state::{InstanceState, load_all, load_readable, result_key};
-use crate::agent_protocol::{AgentMessage, AgentOp, LogChunk, OpRequest, OpResult, ToAgent};
+use crate::agent_protocol::{AgentMessage, AgentOp, FiguresAnswer, LogChunk, OpRequest, OpResult, ToAgent};
 use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::ids::fresh_id;
@@ -131,6 +134,9 @@ pub struct Supervisor {
     /// was lost.
     unclaimed: Option<Arc<Vec<LaunchedProcess>>>,
     log_reads: LogReads,
+    /// Answers to figure queries that wait to be sent.
+    figure_answers: Vec<FiguresAnswer>,
+    sample_interval: Duration,
     shared: Arc<AgentContext>,
 }
 
@@ -152,7 +158,7 @@ impl Supervisor {
     /// Opens an agent's folder and takes over the processes that an earlier agent left running.
     pub async fn open(
         folder: &Path,
-        check_interval: Duration,
+        intervals: AgentIntervals,
         policy: HostPolicy,
         up: mpsc::UnboundedSender<AgentMessage>,
     ) -> Result<Supervisor, Error> {
@@ -177,12 +183,13 @@ impl Supervisor {
             commands: Permits::new(MAX_COMMANDS_PER_USER),
             check_permits: Permits::new(MAX_CHECKS_PER_USER),
             groups,
-            pools: Pools::default(),
+            resources: ResourceTables::default(),
             logs: LogSources::new(outputs),
             policy,
-            check_interval,
+            check_interval: intervals.check,
         });
         reaper::start();
+        tokio::spawn(figures::run(Arc::downgrade(&shared.resources.figures), intervals.sample));
         let fences = load_fences(&shared.store).await?;
         let RecoveredState { states, mut pending } = recovery::recover(&shared).await?;
         // The gateway may send operations of an earlier agent again. One that ran is reported and not repeated; one that
@@ -195,6 +202,8 @@ impl Supervisor {
             fences,
             unclaimed: None,
             log_reads: LogReads::new(Arc::clone(&shared)),
+            figure_answers: Vec::new(),
+            sample_interval: intervals.sample,
             shared,
         };
         let count = states.len();
@@ -319,7 +328,7 @@ impl Supervisor {
             }
             ToAgent::Groups { host, namespace, groups } => match namespace.parse() {
                 Ok(namespace) => {
-                    self.shared.pools.set(host, namespace, &groups);
+                    self.shared.resources.pools.set(host, namespace, &groups);
                     self.wake_all();
                 }
                 Err(_) => warn!(%namespace, "pool ignored: invalid namespace"),
@@ -329,6 +338,9 @@ impl Supervisor {
                 if let Err(error) = self.oplog.raise_floor(&self.shared.store, floor).await {
                     warn!(%error, floor, "cannot write the operation floor");
                 }
+            }
+            ToAgent::Measure { id, instance } => {
+                self.figure_answers.push(self.shared.resources.figures.answer(id, &instance));
             }
             ToAgent::Op(request) => self.operation(*request, age_ms).await,
             ToAgent::ReadLog(read) => self.log_reads.begin(*read),

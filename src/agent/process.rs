@@ -314,12 +314,6 @@ pub fn launched_processes() -> Vec<LaunchedProcess> {
     pids.filter_map(LaunchedProcess::of).collect()
 }
 
-/// Resident memory in bytes, and CPU time in ticks, of one process.
-pub fn usage(pid: u32) -> Option<(u64, u64)> {
-    let stat = ProcStat::of(pid)?;
-    Some((stat.resident_pages.saturating_mul(rustix::param::page_size() as u64), stat.cpu_ticks))
-}
-
 /// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not
 /// use. Pages that are needed again come from the page cache.
 pub fn release_memory() {

@@ -256,8 +256,12 @@ fn resolve_one(
         true => process,
         false => shell().or(process),
     };
+    let periodic = intent.held.spec.monitor.auto_type == AutoType::Periodic;
     if let Some(identity) = identity {
         (state.started, state.since, state.unknown_run, state.exit) = (intent.at, intent.at, None, None);
+        if periodic {
+            state.history.begin_run(intent.at);
+        }
         state.message.clear();
         if once {
             state.ran = Some(intent.held.clone());
@@ -282,6 +286,10 @@ fn resolve_one(
         return None;
     }
     (state.run, state.started, state.since) = (None, intent.at, clock::now().0);
+    if periodic {
+        state.history.begin_run(intent.at);
+        state.history.end_run(None, shared.exits.code(&intent.incarnation), None);
+    }
     if intent.op_id.is_some() {
         // As after any start: the spec is registered, so that the gateway keeps the state of the unknown run.
         (state.given, state.hosted) = (Some(intent.held.clone()), true);

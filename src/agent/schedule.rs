@@ -63,6 +63,17 @@ impl Schedule {
         }
     }
 
+    /// Wall-clock times of this run and the following ones, unless the clock jumps or a run is skipped.
+    pub fn upcoming(&self, spec: &Spec, now: ClockReading, count: usize) -> Vec<i64> {
+        let first = self.wall_time(now);
+        let following = |at: &i64| match (&spec.monitor.crontab_rule, spec.job.cycle_time) {
+            (Some(rule), _) => Some(next_run(rule, spec.monitor.crontab_zone.as_deref(), Time(*at))?.0),
+            (None, Some(secs)) => Some(at.saturating_add(i64::from(secs) * 1000)),
+            (None, None) => None,
+        };
+        std::iter::successors(Some(first), following).take(count).collect()
+    }
+
     /// Wait before the next check of the clock. Bounded, so that jumps are noticed.
     pub fn wait_ms(&self, now: ClockReading) -> i64 {
         const MAX_WAIT_MS: i64 = 15_000;
@@ -124,6 +135,29 @@ mod tests {
         let next = Schedule::of(&hourly(), before, None).expect("a next run");
         assert!(!next.is_stale(slow), "drift does not count as a jump");
         assert!(!next.is_due(slow) && next.wait_ms(slow) == 1500);
+    }
+
+    #[test]
+    fn the_next_runs_follow_the_zone_and_its_daylight_saving_time() {
+        let mut spec = Spec::default();
+        spec.monitor.crontab_rule = Some("30 2 * * *".to_owned());
+        spec.monitor.crontab_zone = Some("Europe/Berlin".to_owned());
+        let upcoming = |now: &str| {
+            let now = at(now, 0);
+            let next = Schedule::of(&spec, now, None).expect("a next run");
+            next.upcoming(&spec, now, 3).into_iter().map(|at| Time(at).to_string()).collect::<Vec<_>>()
+        };
+        // 02:30 does not exist on 29 March 2026: the run is right after the gap.
+        let spring = ["2026-03-28T01:30:00Z", "2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"];
+        assert_eq!(upcoming("2026-03-27T12:00:00Z"), spring);
+        // 02:30 exists twice on 25 October 2026, and runs once.
+        let autumn = ["2026-10-24T00:30:00Z", "2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"];
+        assert_eq!(upcoming("2026-10-23T12:00:00Z"), autumn);
+        let mut cycle = Spec::default();
+        cycle.job.cycle_time = Some(60);
+        let now = at("2026-11-16T04:30:00Z", 0);
+        let next = Schedule::of(&cycle, now, None).expect("a next run");
+        assert_eq!(next.upcoming(&cycle, now, 3), [now.wall, now.wall + 60_000, now.wall + 120_000]);
     }
 
     #[test]

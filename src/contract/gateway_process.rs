@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::instance_history::ExitDetails;
+use super::figures::FigureDetails;
+use super::instance_history::{ExitDetails, RunDetails};
 use super::present;
 use super::process_row::{Hosting, ListedProcess, ProcessRow};
 use crate::model::{Health, HostKey, InstanceKey, Name, SpecRevision, SyncStatus};
@@ -63,10 +64,14 @@ pub struct GatewayProcess<S = Value> {
     /// Time of the agent's next action.
     #[serde(default)]
     pub next: Option<String>,
+    /// Percent of the host, as in GSE; 0: unknown.
     #[serde(default)]
     pub cpu: f64,
     #[serde(default)]
     pub mem: f64,
+    /// Figures of its tree; `null`: unknown, or the process does not run.
+    #[serde(default)]
+    pub figures: Option<FigureDetails>,
     /// State of each file in the configmap.
     #[serde(default)]
     pub config: Map<String, Value>,
@@ -78,6 +83,12 @@ pub struct GatewayProcess<S = Value> {
     /// The last exits, newest first; absent in a brief list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exits: Option<Vec<ExitDetails>>,
+    /// The last scheduled runs, newest first; only of a scheduled process, absent in a brief list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs: Option<Vec<RunDetails>>,
+    /// The next three runs; only of a scheduled process, absent in a brief list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_runs: Option<Vec<String>>,
     /// The registered spec; absent in a brief list, `null` if it has secrets.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     #[schemars(with = "Option<Map<String, Value>>")]
@@ -176,6 +187,12 @@ impl GatewayProcess {
             next: self.next,
             restarts: Some(self.restarts),
             last_exit: self.last_exit,
+            cpu: self.figures.as_ref().map(|_| self.cpu),
+            mem: self.figures.as_ref().map(|_| self.mem),
+            fds: self.figures.as_ref().map(|figures| figures.fds),
+            threads: self.figures.as_ref().map(|figures| figures.threads),
+            cores: self.figures.as_ref().map(|figures| figures.cores),
+            memory: self.figures.as_ref().map(|figures| figures.memory),
             why: None,
         }
     }

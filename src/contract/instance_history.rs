@@ -1,4 +1,4 @@
-//! Instance history: the exits of a process, as rows and `describe` show them.
+//! Instance history: the exits and scheduled runs of a process, as rows and `describe` show them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,23 @@ pub struct ExitDetails {
     /// The operation and its owner, the exceeded limit, or empty.
     #[serde(default)]
     pub detail: String,
+}
+
+/// A run of a scheduled process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunDetails {
+    /// RFC 3339.
+    pub start: String,
+    /// Seconds; `null`: in progress, or no agent saw its end.
+    pub duration: Option<f64>,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub running: bool,
+    /// Runs that were due while this one was in progress, and did not start.
+    pub skipped: u64,
+    /// Why the run could not be launched, or empty.
+    #[serde(default)]
+    pub message: String,
 }
 
 /// `crashed: signal 9 at 2026-11-18T10:00:00Z`.

@@ -8,6 +8,7 @@
 
 mod apply_report;
 mod event;
+mod figures;
 mod gateway_process;
 mod history;
 mod hold;
@@ -27,11 +28,12 @@ mod words;
 
 pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
+pub use figures::{FigureDetails, FigureSample, FigureSeries};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};
 pub use host::HostEntry;
-pub use instance_history::ExitDetails;
+pub use instance_history::{ExitDetails, RunDetails};
 pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
 pub use log::LogLine;
 pub use plan::{

@@ -118,6 +118,21 @@ pub struct ListedProcess {
     pub restarts: Option<u64>,
     #[serde(default)]
     pub last_exit: Option<ExitDetails>,
+    /// Figures of its process tree; `null`: unknown. Percent of the host.
+    #[serde(default)]
+    pub cpu: Option<f64>,
+    #[serde(default)]
+    pub mem: Option<f64>,
+    #[serde(default)]
+    pub fds: Option<u32>,
+    #[serde(default)]
+    pub threads: Option<u32>,
+    /// CPU time per elapsed time, in cores.
+    #[serde(default)]
+    pub cores: Option<f64>,
+    /// Bytes.
+    #[serde(default)]
+    pub memory: Option<u64>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -212,6 +227,12 @@ impl TargetProcess {
                     next: None,
                     restarts: None,
                     last_exit: None,
+                    cpu: None,
+                    mem: None,
+                    fds: None,
+                    threads: None,
+                    cores: None,
+                    memory: None,
                     why: None,
                 }
             }

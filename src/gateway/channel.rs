@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
+use serde_json::Value;
 use tracing::{error, info, warn};
 
 use super::auth::short_digest;
+use super::decode::describe_json_error;
 use super::hosts::{AgentStreamReceiver, HostInUse};
 use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, Admission, ReportBudget, ReportSize};
@@ -21,6 +23,7 @@ use crate::agent_protocol::{
 };
 use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
+use crate::gse::response::Envelope;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
 use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
@@ -48,7 +51,7 @@ impl<S: Store> Gateway<S> {
         self.report_usage.forget_deferred(&join.hosts);
         self.raise_task_number(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
-        Ok(Joined { session, acked, store: self.store_id().await? })
+        Ok(Joined { session, acked, store: self.store_id().await?, figures: true })
     }
 
     /// The hosts of a session.
@@ -121,6 +124,19 @@ impl<S: Store> Gateway<S> {
             }
         }
         Ok(())
+    }
+
+    /// Takes the messages of an agent. `clock`: its clock as text.
+    pub async fn receive_batch(
+        &self,
+        session: &str,
+        bytes: &[u8],
+        clock: Option<String>,
+    ) -> Result<Envelope<Value>, ApiError> {
+        let messages: Vec<FromAgent> = serde_json::from_slice(bytes)
+            .map_err(|error| ApiError::BadRequest(describe_json_error(&error)))?;
+        let clock = clock.and_then(|text| text.parse().ok());
+        Ok(Envelope::ok(serde_json::to_value(self.receive_messages(session, messages, clock).await?)?))
     }
 
     /// Commits an agent's messages in one transaction, each message once. `clock`: the agent's clock, in milliseconds

@@ -84,6 +84,10 @@ pub(super) async fn handle<S: Store>(
             let page = gateway.processes(&query(parts)?, &may).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(page)));
         }
+        ApiCall::Figures => {
+            let series = gateway.figure_series(&instance_parameter(app, parts)?).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(series)));
+        }
         ApiCall::Watch => return watch(shared, app, parts).await,
         ApiCall::Logs => return logs(shared, app, parts),
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
@@ -97,7 +101,9 @@ pub(super) async fn handle<S: Store>(
         }
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
-        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => Value::Null,
+        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
+            Value::Null
+        }
         ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
@@ -375,6 +381,17 @@ async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+/// The instance of a query, which the app may see.
+fn instance_parameter(app: &App, parts: &Parts) -> Result<InstanceKey, ApiError> {
+    let wrong = || ApiError::BadRequest("instance is missing, or not HOST:NAMESPACE:NAME".to_owned());
+    let text = parameter(parts, "instance").ok_or_else(wrong)?;
+    let instance: InstanceKey = text.parse().map_err(|_| wrong())?;
+    match app.may_touch(instance.namespace.as_str()) {
+        true => Ok(instance),
+        false => Err(not_allowed(app, instance.namespace.as_str())),
+    }
 }
 
 fn query(parts: &Parts) -> Result<Query, ApiError> {

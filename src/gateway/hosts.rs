@@ -36,6 +36,8 @@ struct Session {
     floors: bool,
     /// The agent serves reads of logs.
     logs: bool,
+    /// The agent answers figure queries.
+    figures: bool,
     stream: Option<OpenStream>,
     streams: u64,
     commit_lock: CommitLock,
@@ -112,6 +114,7 @@ impl AgentSessions {
             skew_ms: None,
             floors: join.floors,
             logs: join.logs,
+            figures: join.figures,
             stream: None,
             streams: 0,
             commit_lock: CommitLock::default(),
@@ -191,6 +194,20 @@ impl AgentSessions {
         let inner = self.inner();
         let session = inner.sessions.get(inner.by_host.get(host)?)?;
         session.stream.as_ref().map(|_| session.version.clone())
+    }
+
+    /// Whether the host's agent is connected with this session.
+    pub fn has_open(&self, host: &HostKey, id: &str) -> bool {
+        let inner = self.inner();
+        let is_current = inner.by_host.get(host).is_some_and(|current| current == id);
+        is_current && inner.sessions.get(id).is_some_and(|session| session.stream.is_some())
+    }
+
+    /// Whether the host's connected agent answers figure queries.
+    pub fn answers_queries(&self, host: &HostKey) -> bool {
+        let inner = self.inner();
+        let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
+        session.is_some_and(|session| session.stream.is_some() && session.figures)
     }
 
     /// Time since the last contact with a host's agent, by the monotonic clock: a step of the wall clock expires no
@@ -286,7 +303,8 @@ mod tests {
     fn join(agent: &str, hosts: &[&str]) -> Join {
         let hosts = hosts.iter().map(|host| host.parse().expect("a host")).collect();
         let (agent, version) = (agent.into(), "1".into());
-        Join { agent, hosts, version, clock: None, floors: false, last_seq: 0, logs: false }
+        let (logs, figures) = (false, false);
+        Join { agent, hosts, version, clock: None, floors: false, last_seq: 0, logs, figures }
     }
 
     #[test]

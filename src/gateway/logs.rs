@@ -10,15 +10,18 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
+use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::decode::parse_body;
 use super::hosts::AgentStreamId;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{
     HEARTBEAT_SECS, LogChunk, LogErrorReason, LogRead, LogReadFrom, LoggedRun, ToAgent,
 };
 use crate::contract::{LogLine, compact};
+use crate::gse::response::Envelope;
 use crate::ids::fresh_id;
 use crate::model::{HostKey, InstanceKey, Time};
 use crate::store::Store;
@@ -128,7 +131,8 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Takes an agent's answer to a read. Answers of cancelled reads, and about hosts outside the session, are ignored.
-    pub fn receive_log_chunk(&self, hosts: &[HostKey], chunk: LogChunk) -> Result<(), ApiError> {
+    pub fn receive_log_chunk(&self, hosts: &[HostKey], bytes: &[u8]) -> Result<Envelope<Value>, ApiError> {
+        let chunk: LogChunk = parse_body(bytes)?;
         if chunk.text.len() > MAX_ANSWER_BYTES || chunk.cursor.len() > 4096 {
             return Err(ApiError::BadRequest("the part of a log is too large".to_owned()));
         }
@@ -138,7 +142,7 @@ impl<S: Store> Gateway<S> {
         {
             let _ = read.answer.send(chunk);
         }
-        Ok(())
+        Ok(Envelope::ok(true.into()))
     }
 }
 

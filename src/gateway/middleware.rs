@@ -17,14 +17,14 @@ use axum::response::Response;
 use tracing::info;
 
 use super::auth::{App, Authenticator, CallerIdentity, Credentials, bearer, body_credentials, identify};
-use super::decode::{describe_json_error, numeric_parameter, parameter, parse_body, with_query};
+use super::decode::{numeric_parameter, parameter, parse_body, with_query};
 use super::handlers::handle;
 use super::reply::{
     ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, lines, unauthorized,
 };
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
 use super::{ApiError, Gateway};
-use crate::agent_protocol::{FromAgent, Join};
+use crate::agent_protocol::Join;
 use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
@@ -437,13 +437,10 @@ async fn agent<S: Store>(
         let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
         return Ok(lines(end_on_revocation(body, revoked, "")));
     }
-    if log.call == ApiCall::AgentLogs {
-        gateway.receive_log_chunk(&hosts, parse_body(bytes).map_err(refuse)?).map_err(refuse)?;
-        return Ok(json(StatusCode::OK, &Envelope::ok(true)));
-    }
-    let messages: Vec<FromAgent> = serde_json::from_slice(bytes)
-        .map_err(|error| refuse(ApiError::BadRequest(describe_json_error(&error))))?;
-    let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
-    let acked = gateway.receive_messages(&session, messages, clock).await.map_err(refuse)?;
-    Ok(json(StatusCode::OK, &Envelope::ok(acked)))
+    let answer = match log.call {
+        ApiCall::AgentFigures => gateway.receive_figures(&session, bytes),
+        ApiCall::AgentLogs => gateway.receive_log_chunk(&hosts, bytes),
+        _ => gateway.receive_batch(&session, bytes, parameter(parts, "clock")).await,
+    };
+    answer.map(|answer| json(StatusCode::OK, &answer)).map_err(refuse)
 }

@@ -15,7 +15,7 @@
 //!
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
 //! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
-//! logs from the agents. [`identity`] enforces one owner per process identity and host. Readers get
+//! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
 //! digests in place of secrets ([`secrets`]).
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
@@ -27,6 +27,7 @@ mod channel;
 mod deadlines;
 mod decode;
 mod failed_starts;
+mod figures;
 mod floor;
 mod handlers;
 mod hosts;
@@ -80,6 +81,7 @@ pub struct Gateway<S> {
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
     report_usage: report_usage::ReportUsage,
+    figures: figures::FigureBoard,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
@@ -97,6 +99,7 @@ impl<S: Store> Gateway<S> {
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             report_usage: report_usage::ReportUsage::default(),
+            figures: figures::FigureBoard::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }

@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::routes::{ApiCall, RouteAccess, all};
-use crate::agent_protocol::{Acked, FromAgent, Join, Joined, LogChunk};
+use crate::agent_protocol::{Acked, FiguresUpdate, FromAgent, Join, Joined, LogChunk};
 use crate::contract::{
-    HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth, StoreAnswer,
-    StoreRequest, TaskAnswer,
+    FigureSeries, HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth,
+    StoreAnswer, StoreRequest, TaskAnswer,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -81,6 +81,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Job(_) => "JOB: operate processes, identified by their paths",
         ApiCall::JobResult => "JOB: get the rows of a task",
         ApiCall::Processes => "List processes with all facts, paged",
+        ApiCall::Figures => "Get fresh figures of an instance, and those of the last hour",
         ApiCall::Watch => "Stream process changes after a number, one JSON object per line",
         ApiCall::Logs => "Stream the log of a process on a host, one JSON object per line",
         ApiCall::Rename => "Rename an instance without a restart",
@@ -91,6 +92,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
         ApiCall::Tell => "Agents: send results and reports",
         ApiCall::AgentLogs => "Agents: send a part of a log",
+        ApiCall::AgentFigures => "Agents: send figures",
         ApiCall::Health => "Liveness check",
         ApiCall::Ready => "Readiness check",
         ApiCall::Metrics => "Prometheus metrics",
@@ -112,10 +114,9 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::Join => schemas.request::<Join>(),
         ApiCall::Tell => schemas.request::<Vec<FromAgent>>(),
         ApiCall::AgentLogs => schemas.request::<LogChunk>(),
-        ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts | ApiCall::Tasks | ApiCall::Stream => {
-            return None;
-        }
-        ApiCall::Logs => return None,
+        ApiCall::AgentFigures => schemas.request::<FiguresUpdate>(),
+        ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
+        ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
     })
 }
@@ -149,7 +150,8 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
         ApiCall::Hosts => &[("brief", "if set, omit the number of processes")],
         ApiCall::Stream => &[("session", "session id of join"), ("after", "the last received seq")],
         ApiCall::JobResult => &[("bk_gse_taskid", "task id; every field of the body may be in the query")],
-        ApiCall::Tell | ApiCall::AgentLogs => &[("session", "session id of join")],
+        ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => &[("session", "session id of join")],
+        ApiCall::Figures => &[("instance", "HOST:NAMESPACE:NAME")],
         _ => &[],
     }
 }
@@ -190,6 +192,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Job(_) => envelope::<JobTaskData>(schemas),
         ApiCall::JobResult => envelope::<JobResult>(schemas),
         ApiCall::Processes => envelope::<ProcessPage>(schemas),
+        ApiCall::Figures => envelope::<FigureSeries>(schemas),
         ApiCall::Watch => schemas.response::<ProcessChange>(),
         ApiCall::Logs => schemas.response::<LogLine>(),
         ApiCall::Hosts => envelope::<Vec<HostEntry>>(schemas),
@@ -198,6 +201,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Join => envelope::<Joined>(schemas),
         ApiCall::Tell => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),
+        ApiCall::AgentFigures => envelope::<Map<String, Value>>(schemas),
         ApiCall::Health | ApiCall::Ready => schemas.response::<ServerHealth>(),
         // The messages to agents are internal, metrics are text, and OpenAPI describes itself.
         ApiCall::Stream | ApiCall::Metrics | ApiCall::Description => json!({}),
@@ -221,7 +225,7 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});
     let own: &[(&str, &str)] = match call {
         ApiCall::Rename | ApiCall::Join => &[("409", "another process or agent holds it")],
-        ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => {
+        ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
             &[("410", "no longer available: start over")]
         }
         _ => &[],

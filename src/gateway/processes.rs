@@ -10,7 +10,7 @@ use tracing::error;
 
 use super::failed_starts::is_failed_start;
 use super::hosts::HostSession;
-use super::instance_history::{exits, last_exit};
+use super::instance_history::{exits, last_exit, next_runs, runs};
 use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
@@ -164,6 +164,7 @@ impl<S: Store> Gateway<S> {
         let config = report.map(|report| report.config.as_slice()).unwrap_or_default();
         let reported_ms =
             self.reported_at(&key.host, report.map_or(0, |report| report.at)).max(record.registered) * 1000;
+        let figures = live.and_then(|_| self.figures_of(key));
         let row = GatewayProcess {
             instance: key.clone(),
             namespace: key.namespace.clone(),
@@ -192,12 +193,15 @@ impl<S: Store> Gateway<S> {
             version: text(|report| &report.version),
             exit: report.and_then(|report| report.exit),
             next: report.and_then(|report| report.next).and_then(time),
-            cpu: report.map_or(0.0, |report| report.cpu),
-            mem: report.map_or(0.0, |report| report.mem),
+            cpu: figures.as_ref().map_or(report.map_or(0.0, |report| report.cpu), |one| one.cpu_percent),
+            mem: figures.as_ref().map_or(report.map_or(0.0, |report| report.mem), |one| one.mem_percent),
+            figures: figures.map(|one| one.details),
             config: config.iter().map(|(path, state)| (path.clone(), json!(state))).collect(),
             restarts: report.map_or(0, |report| report.history.restarts),
             last_exit: last_exit(report),
             exits: whole.then(|| exits(report)),
+            runs: runs(report).filter(|_| whole),
+            next_runs: next_runs(report).filter(|_| whole),
             spec: None,
             spec_redacted: None,
             live_spec: None,

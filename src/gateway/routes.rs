@@ -31,6 +31,7 @@ pub enum ApiCall {
     Job(JobApi),
     JobResult,
     Processes,
+    Figures,
     Watch,
     Logs,
     Rename,
@@ -41,6 +42,7 @@ pub enum ApiCall {
     Stream,
     Tell,
     AgentLogs,
+    AgentFigures,
     Health,
     Ready,
     Metrics,
@@ -63,7 +65,9 @@ impl ApiCall {
     pub fn access(self) -> RouteAccess {
         match self {
             ApiCall::Health | ApiCall::Ready => RouteAccess::Anybody,
-            ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => RouteAccess::Agent,
+            ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
+                RouteAccess::Agent
+            }
             ApiCall::State | ApiCall::Tasks | ApiCall::Hosts => RouteAccess::Everywhere,
             ApiCall::Register
             | ApiCall::Update
@@ -77,6 +81,7 @@ impl ApiCall {
             | ApiCall::Groups => RouteAccess::App,
             ApiCall::Agents { .. } | ApiCall::Job(_) | ApiCall::JobResult => RouteAccess::App,
             ApiCall::Processes
+            | ApiCall::Figures
             | ApiCall::Watch
             | ApiCall::Logs
             | ApiCall::Rename
@@ -106,12 +111,15 @@ impl ApiCall {
             | ApiCall::Groups => false,
             ApiCall::Agents { .. }
             | ApiCall::Processes
+            | ApiCall::Figures
             | ApiCall::Watch
             | ApiCall::Logs
             | ApiCall::Hosts
             | ApiCall::Tasks => false,
             // Controllers and agents write continuously; the audit log omits these.
-            ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs => false,
+            ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
+                false
+            }
             ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => false,
         }
     }
@@ -133,6 +141,7 @@ impl ApiCall {
             ApiCall::Job(JobApi::OperateProcess) => "operate_process",
             ApiCall::JobResult => "job_result",
             ApiCall::Processes => "processes",
+            ApiCall::Figures => "figures",
             ApiCall::Watch => "watch",
             ApiCall::Logs => "logs",
             ApiCall::Rename => "rename",
@@ -143,6 +152,7 @@ impl ApiCall {
             ApiCall::Stream => "stream",
             ApiCall::Tell => "tell",
             ApiCall::AgentLogs => "agent_logs",
+            ApiCall::AgentFigures => "agent_figures",
             ApiCall::Health => "health",
             ApiCall::Ready => "ready",
             ApiCall::Metrics => "metrics",
@@ -198,6 +208,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/c/compapi/v2/jobv3/get_proc_result", ApiCall::JobResult),
     ("POST", "/api/v2/cluster/list_agent_state", ApiCall::Agents { by_id: true }),
     ("GET", "/api/abide/v1/processes", ApiCall::Processes),
+    ("GET", "/api/abide/v1/processes/figures", ApiCall::Figures),
     ("GET", "/api/abide/v1/processes/watch", ApiCall::Watch),
     ("GET", "/api/abide/v1/logs", ApiCall::Logs),
     ("POST", "/api/abide/v1/rename", ApiCall::Rename),
@@ -208,6 +219,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
     ("POST", "/api/abide/v1/agent/logs", ApiCall::AgentLogs),
+    ("POST", "/api/abide/v1/agent/figures", ApiCall::AgentFigures),
     ("GET", "/healthz", ApiCall::Health),
     ("GET", "/readyz", ApiCall::Ready),
     ("GET", "/metrics", ApiCall::Metrics),

@@ -215,6 +215,7 @@ impl<S: Store> Gateway<S> {
         let labels = spec.labels.into_iter().chain(ours).map(|(name, value)| (name, Value::String(value)));
         let runs = report.live.is_some();
         let number = |yes: bool| if yes { RUNNING } else { STOPPED };
+        let figures = self.figures_of(&key).filter(|_| runs);
         Ok(StatusRow {
             meta: StatusMeta {
                 namespace: key.namespace.to_string(),
@@ -234,8 +235,9 @@ impl<S: Store> Gateway<S> {
                 Some(_) => 0,
                 None => self.reported_at(&key.host, report.at).max(record.registered),
             },
-            cpu_usage: report.cpu,
-            mem_usage: report.mem,
+            cpu_usage: figures.as_ref().map_or(report.cpu, |figures| figures.cpu_percent),
+            mem_usage: figures.as_ref().map_or(report.mem, |figures| figures.mem_percent),
+            fd: figures.map_or(0, |figures| figures.details.fds.into()),
             host: StatusHost { ip, bk_cloud_id, bk_supplier_id: Some(record.supplier.unwrap_or(0)) },
             bk_agent_id,
             ..StatusRow::default()

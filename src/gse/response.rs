@@ -251,6 +251,7 @@ pub struct LiveInstance {
     /// Seconds since the process started; the format differs between platforms.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub elapsed_time: Value,
+    /// Percent of the host.
     pub cpu_usage: f64,
     pub phy_mem_usage: f64,
     /// Further figures, which only people and other clients read.

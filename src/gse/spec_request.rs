@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::request::{Loose, RequestError, loose_text};
 use crate::model::{
     AbsoluteLimits, AutoType, ConfigFile, Control, EnvValue, HealthCheck, Hooks, Identity, Job, LogRotation,
-    Monitor, Percent, Resource, RestartRule, Sandbox, Secret, Spec, SpecSection, StartMode, signal_number,
+    Monitor, Percent, Resource, RestartRule, Sandbox, Secret, Spec, StartMode, signal_number,
 };
 
 macro_rules! wire {
@@ -148,7 +148,6 @@ impl SpecWire {
     /// The spec with only the fields that were sent. The identity is required in full.
     pub fn spec(&self) -> Result<Spec, RequestError> {
         let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
-        self.refuse_reserved()?;
         Ok(Spec {
             labels: BTreeMap::new(),
             identity: self.required_identity()?,
@@ -227,15 +226,6 @@ impl SpecWire {
         match &hooks.before_start {
             Some(hook) if hook.run.is_empty() => Err(RequestError::missing("spec.hooks.before_start.run")),
             Some(_) | None => Ok(hooks),
-        }
-    }
-
-    /// Refuses fields that the agent does not act on: a restriction must not be ignored silently.
-    fn refuse_reserved(&self) -> Result<(), RequestError> {
-        let reserved = [("spec.limits", self.limits.as_ref().is_some_and(SpecSection::is_set))];
-        match reserved.into_iter().find(|(_, is_set)| *is_set) {
-            Some((field, _)) => Err(RequestError::new(field, "is not supported by this version")),
-            None => Ok(()),
         }
     }
 }

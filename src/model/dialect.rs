@@ -32,9 +32,6 @@ impl Dialect {
         }
     }
 
-    /// Fields of the syntax that no target acts on yet. An instance that sets one that changes its process is held.
-    pub const RESERVED: [Field; 1] = [Field::Limits];
-
     /// Whether the dialect can transmit the field.
     pub fn supports(self, field: Field) -> bool {
         let (v1, v2, apigw, job) = match field {
@@ -90,7 +87,7 @@ impl Dialect {
             Dialect::GseV2 => v2,
             Dialect::GseApigw => apigw,
             Dialect::Job => job,
-            Dialect::Abide => !Dialect::RESERVED.contains(&field),
+            Dialect::Abide => true,
         }
     }
 

@@ -153,7 +153,7 @@ fn is_of_type(name: &Value, value: &Value) -> bool {
 }
 
 /// Asserts that the answer to a call is described, and valid.
-fn assert_described(document: &Value, method: &str, path: &str, status: u16, answer: &Value) {
+pub fn assert_described(document: &Value, method: &str, path: &str, status: u16, answer: &Value) {
     let operation = &document["paths"][path][method.to_lowercase()];
     assert!(operation.is_object(), "{method} {path} is not described");
     let response = &operation["responses"][status.to_string()];
@@ -257,8 +257,13 @@ impl Called<'_> {
                 vec![(format!("?session={}", self.session), Some(json!([{"seq": 2, "report": report()}])))]
             }
             "health" | "ready" | "description" => query(&[""]),
-            // Text, and streams.
-            "metrics" | "watch" | "stream" | "logs" => Vec::new(),
+            // Text, streams, and an answer of an agent, which its own test compares.
+            "metrics" | "watch" | "stream" | "logs" | "figures" => Vec::new(),
+            "agent_figures" => {
+                let rows = json!([[KEY, [100, 2000, 5, 1, 1]], [KEY.replace(":p", ":q"), null]]);
+                let update = json!({"cores": 2, "mem_kb": 4000, "complete": true, "rows": rows});
+                vec![(format!("?session={}", self.session), Some(update))]
+            }
             "agent_logs" => {
                 let chunk = json!({"id": "none", "text": "a line\n", "cursor": "{}", "end": true});
                 vec![(format!("?session={}", self.session), Some(chunk))]

@@ -303,7 +303,7 @@ impl InstanceTask {
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
             self.pid_file.old = foreground.then(|| (Arc::clone(spec), run.identity.pid));
         }
-        self.shared.pools.forget(&self.key);
+        self.shared.resources.pools.forget(&self.key);
         self.process_output.end();
         (self.handle, self.output, *self.monitors) = (None, None, Monitors::default());
         (self.state.exit, self.state.since) = (code, clock::now().0);

@@ -83,7 +83,7 @@ impl InstanceTask {
         let groups = &self.shared.groups;
         let is_new = self.own_launch().is_none();
         let (launch_id, group) = self.own_launch().unwrap_or_else(|| {
-            let group = groups.make(&new_id, &spec.resource);
+            let group = groups.make(&new_id, spec);
             (new_id, group)
         });
         CommandContext { launch_id, group, is_new, since, replaces: self.state.run.clone() }
@@ -339,6 +339,9 @@ impl InstanceTask {
                 run.live = OwnedSpec { spec: Arc::new(spec), owner: given.owner.clone(), revision };
             }
             None => return false,
+        }
+        if let Some(group) = run.group() {
+            group.change_limits(&run.live.spec);
         }
         true
     }

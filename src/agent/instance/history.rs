@@ -40,6 +40,8 @@ impl InstanceTask {
             ExitCause::StartCheck => (self.own_reason(code), "during its start check".to_owned()),
             ExitCause::Itself | ExitCause::Unobserved => (self.own_reason(code), String::new()),
         };
+        let is_observed = self.handle.is_some();
+        self.state.history.end_run(is_observed.then(|| clock::now().0), code, signal);
         self.state.history.add_exit(ProcessExit { at: clock::now().0, pid, code, signal, reason, detail });
     }
 

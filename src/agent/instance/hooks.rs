@@ -47,7 +47,7 @@ impl InstanceTask {
         };
         let shared = Arc::clone(&self.shared);
         let _permit = shared.commands.acquire(rights.account().uid()).await;
-        let group = shared.groups.make(&record, &spec.resource);
+        let group = shared.groups.make(&record, spec);
         let earlier = self.shared.exits.read(&record) != ExitRecord::Missing;
         let mut ended = self.run_hook(spec, hook, rights, &record, sandbox, group.clone()).await;
         if earlier && spec.sandbox.private_tmp == Some(true) {

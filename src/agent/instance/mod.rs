@@ -12,7 +12,7 @@
 //! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
-//! - [`report`]: reports to the gateway, and the live status check.
+//! - [`report`]: reports to the gateway. [`live_status`]: the live status check.
 
 mod adoption;
 mod commands;
@@ -22,6 +22,7 @@ mod handover;
 mod history;
 mod hooks;
 mod launch;
+mod live_status;
 mod log_output;
 mod monitor;
 mod operations;
@@ -44,6 +45,7 @@ use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
 use super::checks::CheckResult;
 use super::context::AgentContext;
+use super::figures::FigureSlot;
 use super::fresh_id;
 use super::output::Output;
 use super::process::{LaunchedProcess, ProcessHandle};
@@ -93,6 +95,7 @@ pub struct InstanceTask {
     pub(super) progress: OperationProgress,
     pid_file: PidFileState,
     unwritten: UnwrittenState,
+    figures: Arc<FigureSlot>,
     shared: Arc<AgentContext>,
 }
 
@@ -198,6 +201,7 @@ impl InstanceTask {
         let recorded = state.run.as_ref().and_then(|run| run.output);
         let output = handle.as_ref().and_then(|handle| Output::of(handle, recorded));
         let monitors = Box::default();
+        let figures = shared.resources.figures.add(&key);
         let ClockReading { wall, passed } = read_clocks();
         let series = state.retry.as_ref().map(|retry| retry.series(wall, passed)).unwrap_or_default();
         InstanceTask {
@@ -211,6 +215,7 @@ impl InstanceTask {
             progress: OperationProgress::default(),
             pid_file: PidFileState::default(),
             unwritten: UnwrittenState::default(),
+            figures,
             shared,
         }
     }
@@ -232,6 +237,7 @@ impl InstanceTask {
         loop {
             self.plan_next_run();
             self.schedule_checks();
+            self.register_figures();
             if self.uses_log_writer() {
                 Box::pin(self.maintain_log_writer()).await;
             }

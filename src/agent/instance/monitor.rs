@@ -13,8 +13,11 @@ use tokio::task::JoinHandle;
 use super::InstanceTask;
 use super::ending::stop_signal;
 use crate::agent::checks::{self, CheckResult, FileSums};
+use crate::agent::figures::tree_usage::MeasuredTree;
 use crate::agent::health::{HealthFailure, HealthSettings, HealthState};
-use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_limited, limit};
+use crate::agent::meter::{
+    HostShare, Meter, SAMPLE_INTERVAL, check_limits, cpu_limit, is_limited, megabytes, mem_limit, memory,
+};
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent_protocol::ConfigState;
 use crate::gse::codes::RowCode;
@@ -58,8 +61,8 @@ impl InstanceTask {
     pub(super) fn schedule_checks(&mut self) {
         let now = Instant::now();
         let live = self.state.run.as_ref().filter(|_| self.handle.is_some()).map(|run| &run.live.spec);
-        let limited = live.is_some_and(|spec| is_limited(&spec.resource));
-        let pooled = live.is_some() && self.state.hosted && self.shared.pools.has(&self.key);
+        let limited = live.is_some_and(|spec| is_limited(spec));
+        let pooled = live.is_some() && self.state.hosted && self.shared.resources.pools.has(&self.key);
         let has_checks = live.is_some_and(|spec| checks::has_any(spec));
         let is_daemon =
             live.is_none_or(|spec| spec.control.start_mode.unwrap_or_default() == StartMode::Daemon);
@@ -93,24 +96,54 @@ impl InstanceTask {
         }
     }
 
+    /// Registers the process for the sampling of its figures.
+    pub(super) fn register_figures(&self) {
+        let process = self.handle.as_ref().map(|handle| (handle.identity.pid, handle.identity.started));
+        if !self.figures.has(&self.key, process) {
+            self.figures.set(&self.key, self.measured_tree());
+        }
+    }
+
+    /// The tree of the process, for measurements.
+    pub(super) fn measured_tree(&self) -> Option<MeasuredTree> {
+        let (Some(handle), Some(run)) = (&self.handle, &self.state.run) else { return None };
+        Some(MeasuredTree::of(handle, run))
+    }
+
+    /// The exceeded memory limit of a process that the kernel killed for it.
+    pub(super) fn kernel_limit(&self) -> Option<String> {
+        let run = self.state.run.as_ref()?;
+        let limit = mem_limit(&run.live.spec)? / 100.0 * memory() as f64;
+        let is_killed = run.group()?.has_oom_kill();
+        is_killed.then(|| format!("memory limit of {}: killed by the kernel", megabytes(limit)))
+    }
+
     /// Samples the resource usage, and stops the process if it exceeds a limit.
     pub(super) async fn sample(&mut self) {
         self.monitors.sample_at = None;
-        let (Some(handle), Some(run)) = (&self.handle, &self.state.run) else { return };
-        let (limits, live) = (run.live.spec.resource.clone(), run.live.clone());
-        let share = self.monitors.meter.sample(handle.identity.pid, run.group().as_ref());
+        let (Some(tree), Some(run)) = (self.measured_tree(), &self.state.run) else { return };
+        let live = run.live.clone();
+        let share = self.monitors.meter.sample(&tree);
         self.monitors.share = Some(share);
-        let (cpu, mem) = (limit(limits.cpu), limit(limits.mem));
+        let (cpu, mem) = (cpu_limit(&live.spec), mem_limit(&live.spec));
         let excess;
         (self.monitors.meter.counts, excess) = check_limits(self.monitors.meter.counts, share, cpu, mem);
-        let pooled = self.shared.pools.report_usage(&self.key, (share, cpu, mem), Instant::now());
-        let Some(why) = excess.map(|excess| format!("process was {excess}")).or(pooled) else { return };
+        let pooled = self.shared.resources.pools.report_usage(&self.key, (share, cpu, mem), Instant::now());
+        let (detail, why) = match (excess, pooled) {
+            (Some(excess), _) => {
+                let detail = excess.detail(&live.spec);
+                (detail.clone(), format!("process was over its {} limit: {detail}", excess.resource()))
+            }
+            (None, Some(why)) => (why.clone(), why),
+            (None, None) => return,
+        };
         warn!(instance = %self.key, %why, "stopping process: resource limit exceeded");
         let signal = stop_signal(&live.spec);
-        let reply = self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, Err(&why)).await;
+        let reply =
+            self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, Err(&detail)).await;
         if reply.0 != RowCode::DONE && self.is_running() {
             // A stop_cmd that fails must not let the process keep its resources.
-            let _ = self.stop_process(&live, None, Signal::KILL, Err(&why)).await;
+            let _ = self.stop_process(&live, None, Signal::KILL, Err(&detail)).await;
         }
         self.state.message = why;
         if !self.is_running() {

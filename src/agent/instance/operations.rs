@@ -105,7 +105,7 @@ impl InstanceTask {
         let written = launch_id.is_some();
         let incarnation = launch_id.unwrap_or_else(fresh_id);
         let groups = &self.shared.groups;
-        let group = groups.make(&incarnation, &owned.spec.resource);
+        let group = groups.make(&incarnation, &owned.spec);
         let path = group.as_ref().map(Cgroup::path);
         let boot = boot_id().to_owned();
         let intent =
@@ -134,11 +134,14 @@ impl InstanceTask {
         drop(in_flight);
         traces.add_session(process.session);
         failpoint::point("born");
-        let LaunchIntent { incarnation, op_id: by, group, .. } = intent;
+        let LaunchIntent { incarnation, op_id: by, group, at, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
         self.state.history.failed_start = None;
         let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
         self.state.history.restarts += u64::from(by.is_none() && is_resident);
+        if owned.spec.monitor.auto_type == AutoType::Periodic {
+            self.state.history.begin_run(at);
+        }
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();

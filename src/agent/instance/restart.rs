@@ -45,6 +45,9 @@ impl InstanceTask {
             info!(instance = %self.key, "scheduled run skipped: the previous run is still in progress");
             // With cycle_time the next run is due one cycle from now.
             (self.state.started, self.launches.last) = (clock::now().0, Some(Instant::now()));
+            self.state.history.skip_run();
+            self.write(None).await;
+            self.report();
             return;
         }
         let (code, message) = self.launch(&given, None, false).await;
@@ -52,6 +55,7 @@ impl InstanceTask {
             warn!(instance = %self.key, code = code.0, %message, "scheduled run failed");
             (self.state.message, self.state.started, self.launches.last) =
                 (message, clock::now().0, Some(Instant::now()));
+            self.state.history.add_failed_run(clock::now().0, &self.state.message);
             self.write(None).await;
             self.report();
         }
@@ -67,6 +71,8 @@ impl InstanceTask {
 
     /// Handles the end of a process that no operation stopped.
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
+        // Read before the group is removed.
+        let limit = self.kernel_limit();
         if !self.is_tree_gone() {
             if self.take_over_after_exit().await {
                 return;
@@ -78,12 +84,16 @@ impl InstanceTask {
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         let end = self.process_end(code);
-        let cause = if self.handle.is_some() { ExitCause::Itself } else { ExitCause::Unobserved };
+        let cause = match limit.clone() {
+            Some(limit) => ExitCause::Limit(limit),
+            None if self.handle.is_some() => ExitCause::Itself,
+            None => ExitCause::Unobserved,
+        };
         self.clear_process(code, cause);
         let code = self.state.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "process ended");
-        self.state.message = how;
+        self.state.message = limit.map_or(how, |limit| format!("process was over its {limit}"));
         let mut is_complete = false;
         if let Some((live, by)) = run {
             is_complete = self.complete(&live, end);

@@ -156,11 +156,10 @@ mod tests {
 
     use super::*;
     use crate::agent::cgroup::Cgroups;
-    use crate::agent::context::AgentContext;
+    use crate::agent::context::{AgentContext, ResourceTables};
     use crate::agent::exit_record::ExitRecords;
     use crate::agent::permits::Permits;
     use crate::agent::policy::HostPolicy;
-    use crate::agent::pools::Pools;
     use crate::agent::state::{InstanceState, load_all};
     use crate::agent_protocol::OpResult;
     use crate::store::{Embedded, Store};
@@ -175,7 +174,7 @@ mod tests {
             commands: Permits::new(1),
             check_permits: Permits::new(1),
             groups: Cgroups::under_own_cgroup(folder),
-            pools: Pools::default(),
+            resources: ResourceTables::default(),
             logs: crate::agent::logs::LogSources::default(),
             policy: HostPolicy::default(),
             check_interval: Duration::from_secs(10),

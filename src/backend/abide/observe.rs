@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::process::observed_instance;
 use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
-use crate::contract::{GatewayProcess, HostEntry, ProcessPage, TaskEntry};
+use crate::contract::{FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
 use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
 
 /// Rows per page.
@@ -44,6 +44,12 @@ impl Abide {
                 }
             }
         }
+    }
+
+    /// Fresh figures of an instance, and those of the last hour.
+    pub async fn figures(&self, instance: &InstanceKey) -> Result<FigureSeries, BackendError> {
+        let path = format!("/api/abide/v1/processes/figures?instance={}", escaped(&instance.to_string()));
+        read(&self.get(&path).await?)
     }
 
     pub async fn hosts(&self) -> Result<Vec<HostEntry>, BackendError> {

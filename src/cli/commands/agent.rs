@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::{
-    HostPolicy, JoinConfig, RefusedInstance, Supervisor, agent_name, left_running, refused_instances,
-    run as serve, this_host,
+    AgentIntervals, HostPolicy, JoinConfig, RefusedInstance, SAMPLE_INTERVAL, Supervisor, agent_name,
+    left_running, refused_instances, run as serve, this_host,
 };
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::commands::serve::{Signals, private_file, private_folder};
@@ -44,6 +44,9 @@ pub struct AgentArgs {
     /// Seconds between checks of health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
+    /// Seconds between samples of cpu, memory, descriptors and threads of a process
+    #[arg(long, env = "ABIDE_SAMPLE_SECS", value_name = "N", default_value_t = SAMPLE_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub sample_secs: u64,
     /// CA certificate of the gateway, PEM
     #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
@@ -134,7 +137,11 @@ async fn run_until_stopped(
     let agent = agent_name(&args.data).map_err(|error| failed(chain(&error)))?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (reports, outgoing) = mpsc::unbounded_channel();
-    let supervisor = Supervisor::open(&args.data, Duration::from_secs(args.check_secs), policy, reports)
+    let intervals = AgentIntervals {
+        check: Duration::from_secs(args.check_secs),
+        sample: Duration::from_secs(args.sample_secs),
+    };
+    let supervisor = Supervisor::open(&args.data, intervals, policy, reports)
         .await
         .map_err(|error| failed(error.to_string()))?;
     let joining = JoinConfig {

@@ -8,7 +8,7 @@ use crate::cli::args::PlainForm;
 use crate::cli::commands::manual::InstanceSelector;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
 use crate::cli::sync_status::{ProcessStatus, statuses};
-use crate::cli::target::{LocalStart, TargetArgs, runtime};
+use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::contract::{HistoryEntry, HoldDetails, InstanceChange, ProcessDetails, TargetProcess};
 use crate::control::history::changes;
@@ -38,7 +38,11 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
         None => unknown(),
     };
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
-        let rows = live.rows("&attempts=1", BTreeSet::from([args.process.namespace().clone()])).await?;
+        let mut rows = live.rows("&attempts=1", BTreeSet::from([args.process.namespace().clone()])).await?;
+        rows.retain(|row| args.process.matches(row.instance()));
+        for row in rows.iter_mut().take(MAX_MEASURED) {
+            measure(&live, row).await;
+        }
         let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
         let history: Vec<HistoryEntry> = history
             .unwrap_or_default()
@@ -49,7 +53,6 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     })?;
     let rows: Vec<Value> = rows
         .into_iter()
-        .filter(|row| args.process.matches(row.instance()))
         .map(|row| {
             let hold = holds.iter().find(|hold| hold.instance == *row.instance()).map(HoldDetails::from);
             let changes = changes(&history, row.instance());
@@ -67,6 +70,19 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
         PlainForm::Text => printer.styled(&rows.iter().map(render).collect::<String>()),
     }
     Ok(Exit::Done)
+}
+
+/// Maximum instances whose figures are measured; the others have those of the last sample.
+const MAX_MEASURED: usize = 10;
+
+/// Replaces the figures of a running process by fresh ones, where the agent answers.
+async fn measure(live: &ConnectedTarget, row: &mut TargetProcess) {
+    let (Ok(abide), TargetProcess::Gateway(process)) = (live.abide(), row) else { return };
+    if process.running
+        && let Ok(series) = abide.figures(&process.instance).await
+    {
+        process.figures = series.now.or(process.figures.take());
+    }
 }
 
 fn details(

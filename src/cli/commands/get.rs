@@ -95,18 +95,29 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
             Some(live) => runtime.block_on(rows(args, &declared, live))?,
         };
         let text = render(args, &rows)?;
-        if last.as_ref() != Some(&text) {
+        // Figures alone are not a change.
+        let shown = render(args, &without_figures(&rows))?;
+        if last.as_ref() != Some(&shown) {
             match args.output {
                 Form::Text | Form::Wide => printer.styled(&text),
                 Form::Json | Form::Yaml | Form::Name => printer.data(&text),
             }
-            last = Some(text);
+            last = Some(shown);
         }
         if !args.watch {
             return Ok(Exit::Done);
         }
         std::thread::sleep(std::time::Duration::from_millis(500));
     }
+}
+
+/// The rows without their figures, which change all the time.
+fn without_figures(rows: &[Value]) -> Vec<Value> {
+    let mut rows = rows.to_vec();
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        row.retain(|name, _| !["cpu", "mem", "fds", "threads", "cores", "memory"].contains(&name.as_str()));
+    }
+    rows
 }
 
 async fn rows(
@@ -298,6 +309,10 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
             "message",
             "restarts",
             "last_exit",
+            "cores",
+            "memory",
+            "fds",
+            "threads",
         ],
         (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
@@ -318,6 +333,10 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Processes, "last_exit") => {
             let exit = serde_json::from_value::<ExitDetails>(row[field].clone());
             exit.map_or("-".to_owned(), |exit| visible(&exit.to_string()))
+        }
+        (Kind::Processes, "cores") if let Some(cores) = row[field].as_f64() => format!("{cores:.2}"),
+        (Kind::Processes, "memory") if let Some(bytes) = row[field].as_f64() => {
+            format!("{:.1}MB", bytes / 1e6)
         }
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         // Milliseconds in JSON, a time for people.

@@ -9,7 +9,9 @@ use axum::Router;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use crate::agent::{HostPolicy, JoinConfig, Supervisor, agent_name, run as serve_host, this_host};
+use crate::agent::{
+    AgentIntervals, HostPolicy, JoinConfig, Supervisor, agent_name, run as serve_host, this_host,
+};
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::plan::owner::owner as resolve_owner;
 use crate::cli::commands::serve::{RunningGateway, Signals, open_store};
@@ -262,9 +264,10 @@ impl LocalAgent {
         crate::cli::commands::serve::private_folder(&folder)?;
         crate::cli::commands::serve::private_file(&folder.join("agent.db"))?;
         let (reports, outgoing) = mpsc::unbounded_channel();
-        let supervisor = Supervisor::open(&folder, check_interval, policy, reports)
-            .await
-            .map_err(|error| failed(error.to_string()))?;
+        let supervisor =
+            Supervisor::open(&folder, AgentIntervals::with_checks(check_interval), policy, reports)
+                .await
+                .map_err(|error| failed(error.to_string()))?;
         let joining = JoinConfig {
             url: url.to_owned(),
             token_file: home.path("token"),
