@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use self::ring::FigureRing;
-use self::tree_usage::{MeasuredTree, ProcessTable, TreeUsage};
+use self::tree_usage::{MeasuredTree, ProcessIndex, TreeUsage};
 use super::Supervisor;
 use super::meter::{memory, processors};
 use crate::agent_protocol::{FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
@@ -76,7 +76,7 @@ impl FigureSlot {
         Some(figures(&tree, &usage, last, Instant::now()))
     }
 
-    fn sample(&self, now: Instant, interval: Duration, table: Option<&ProcessTable>) {
+    fn sample(&self, now: Instant, interval: Duration, table: Option<&ProcessIndex>) {
         let mut state = locked(&self.0);
         state.due = now + interval;
         let Some(tree) = &state.tree else { return };
@@ -199,7 +199,7 @@ impl FigureTable {
         }
         grouped.iter().take(most).for_each(|(_, slot)| slot.sample(now, interval, None));
         if is_table_due {
-            let table = ProcessTable::read();
+            let table = ProcessIndex::read();
             others.iter().for_each(|slot| slot.sample(now, interval, Some(&table)));
         }
     }
