@@ -428,6 +428,7 @@ fn a_webhook_triggers_a_fetch() {
         insecure: false,
         interval: Duration::from_secs(3600),
         timeout: Duration::from_secs(60),
+        max_pack: 1 << 30,
         folder: machine.path("git"),
         owner: "default".to_owned(),
         limits: Limits::default(),

@@ -30,6 +30,7 @@ mod fixtures;
 mod gateway;
 mod get_status;
 mod git;
+mod git_floods;
 mod git_hardening;
 mod guessing;
 mod guides;

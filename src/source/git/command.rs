@@ -1,9 +1,9 @@
-//! Running `git` without prompts, foreign code or unbounded run time.
+//! Running `git` without prompts, foreign code, or unbounded time, memory and disk space.
 //!
 //! [`Program::remote`] contacts the server, with the user's configuration for credentials and keys.
 //! [`Program::local`] works on the mirror and reads only our configuration. Neither prompts, runs hooks, collects
-//! garbage automatically, or uses protocols that start programs. A command that exceeds its time limit is killed with
-//! its process group.
+//! garbage automatically, or uses protocols that start programs. A command that exceeds its time limit, or the limit of
+//! its messages, is killed with its process group. A fetched pack is at most [`GitCommand::max_pack`] long.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 use super::address::{Address, is_loopback, masked};
 use super::version::{self, VersionError};
 use crate::retry_delay::RetryDelay;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 
 /// Time limit of commands on our own mirror.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between SIGTERM, on which git removes its lock files, and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Maximum length of git's messages. A server can send text without end.
+const MAX_STDERR_BYTES: u64 = 1 << 20;
 /// Maximum length of a quoted message of git.
 const MAX_STDERR_CHARS: usize = 600;
 /// Allowed protocols. `ext`, `fd` and other installed helpers run programs or use our descriptors.
@@ -58,6 +60,8 @@ pub struct GitCommand {
     pub mirror: PathBuf,
     /// Time limit of commands that contact the server.
     pub timeout: Duration,
+    /// Maximum size in bytes of a file that such a command writes.
+    pub max_pack: u64,
     pub stop: Arc<AtomicBool>,
 }
 
@@ -78,6 +82,10 @@ pub enum CommandError {
     Stderr { name: String, source: io::Error },
     #[error("{name} writes more than {most} bytes")]
     TooMuchOutput { name: String, most: u64 },
+    #[error("{name} writes more than {MAX_STDERR_BYTES} bytes of messages, and was ended")]
+    TooManyMessages { name: String },
+    #[error("the server sends a pack of more than {0} bytes (see --git-max-size); the fetch was ended")]
+    PackTooLarge(u64),
     #[error("{name} was stopped, and was ended")]
     Stopped { name: String },
     #[error("{name} took longer than {limit:?}, and was ended")]
@@ -140,7 +148,28 @@ impl GitCommand {
         }
         let lock = lock.try_clone().map_err(CommandError::ShareLock)?;
         command.stdin(lock);
-        self.run(command, &[], 0, self.timeout)
+        let limit = Rlimit { current: Some(self.max_pack), maximum: Some(self.max_pack) };
+        // SAFETY: between fork and exec, one system call that neither allocates nor locks.
+        unsafe {
+            command.pre_exec(move || setrlimit(Resource::Fsize, limit).map_err(Into::into));
+        }
+        let fetched = self.run(command, &[], 0, self.timeout);
+        match self.remove_partial_packs() {
+            Some(longest) if longest >= self.max_pack => Err(CommandError::PackTooLarge(self.max_pack)),
+            _ => fetched,
+        }
+    }
+
+    /// Removes the packs of an interrupted fetch, which git would keep for two weeks. Returns the size of the longest.
+    fn remove_partial_packs(&self) -> Option<u64> {
+        let files = std::fs::read_dir(self.mirror.join("objects/pack")).ok()?;
+        let partial = files.flatten().filter(|file| file.file_name().as_encoded_bytes().starts_with(b"tmp_"));
+        let sizes = partial.map(|file| {
+            let size = file.metadata().map_or(0, |found| found.len());
+            let _ = std::fs::remove_file(file.path());
+            size
+        });
+        sizes.max()
     }
 
     /// Runs a command on our own mirror, with an input and a limit for its output.
@@ -248,7 +277,7 @@ impl GitCommand {
                     from.take(most.saturating_add(1)).read_to_end(&mut out).map(|_| out)
                 })
             });
-            let status = self.wait(&mut child, &name, limit);
+            let status = self.wait(&mut child, &stderr_file, &name, limit);
             let out = reader.map(|reader| reader.join().unwrap_or_else(|_| Ok(Vec::new())));
             (status, out.unwrap_or_else(|| Ok(Vec::new())))
         });
@@ -265,8 +294,14 @@ impl GitCommand {
         Ok(CommandOutput { code: status.code().unwrap_or(-1), out, stderr: stderr_line(&bytes) })
     }
 
-    /// Waits until the child ends, its time limit passes, or we are stopped.
-    fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, CommandError> {
+    /// Waits until the child ends, exceeds a limit, or we are stopped.
+    fn wait(
+        &self,
+        child: &mut Child,
+        stderr: &File,
+        name: &str,
+        limit: Duration,
+    ) -> Result<ExitStatus, CommandError> {
         let begin = Instant::now();
         let poll = RetryDelay::doubling(Duration::from_millis(1), Duration::from_millis(20));
         let mut pause = poll.first();
@@ -276,13 +311,16 @@ impl GitCommand {
             if let Some(status) = ended.map_err(|source| CommandError::Wait { name: name(), source })? {
                 return Ok(status);
             }
-            let stopped = self.stop.load(Ordering::SeqCst);
-            if stopped || begin.elapsed() >= limit {
+            let is_flooded = stderr.metadata().is_ok_and(|found| found.len() > MAX_STDERR_BYTES);
+            let error = match self.stop.load(Ordering::SeqCst) {
+                true => Some(CommandError::Stopped { name: name() }),
+                false if is_flooded => Some(CommandError::TooManyMessages { name: name() }),
+                false if begin.elapsed() >= limit => Some(CommandError::TimedOut { name: name(), limit }),
+                false => None,
+            };
+            if let Some(error) = error {
                 kill_group(child);
-                return Err(match stopped {
-                    true => CommandError::Stopped { name: name() },
-                    false => CommandError::TimedOut { name: name(), limit },
-                });
+                return Err(error);
             }
             std::thread::sleep(pause);
             pause = poll.next(pause);
@@ -354,7 +392,8 @@ mod tests {
     #[test]
     fn what_takes_too_long_is_ended_with_everything_it_started() {
         let stop = Arc::new(AtomicBool::new(false));
-        let program = GitCommand { mirror: "/".into(), timeout: Duration::from_secs(1), stop };
+        let program =
+            GitCommand { mirror: "/".into(), timeout: Duration::from_secs(1), max_pack: u64::MAX, stop };
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & echo $!; wait"]).stdin(Stdio::null());
         // The background process keeps the output open.
@@ -363,5 +402,10 @@ mod tests {
         let error = ended.err().map(|error| error.to_string());
         assert_eq!(error.as_deref(), Some("sh took longer than 200ms, and was ended"));
         assert!(begin.elapsed() < Duration::from_secs(20));
+        // Messages without end.
+        let mut command = Command::new("sh");
+        command.args(["-c", "yes >&2"]).stdin(Stdio::null());
+        let ended = program.run(command, &[], 100, Duration::from_secs(60));
+        assert!(matches!(ended, Err(CommandError::TooManyMessages { .. })));
     }
 }

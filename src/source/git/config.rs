@@ -39,6 +39,8 @@ pub struct GitConfig {
     pub interval: Duration,
     /// Time limit of a fetch.
     pub timeout: Duration,
+    /// Maximum size of a fetched pack in bytes.
+    pub max_pack: u64,
     /// Directory of the mirrors.
     pub folder: PathBuf,
     /// Owner of the manifests.

@@ -56,7 +56,7 @@ pub struct Poller {
 impl Poller {
     pub fn new(config: Arc<GitConfig>, finish: PostProcess, stop: Arc<AtomicBool>) -> Poller {
         let mirror = mirror(&config);
-        let program = GitCommand { mirror, timeout: config.timeout, stop };
+        let program = GitCommand { mirror, timeout: config.timeout, max_pack: config.max_pack, stop };
         let again = manifest::IncrementalLoader::default();
         let mut last_good = LastGood::new(finish);
         // The active revision is known by its commit.

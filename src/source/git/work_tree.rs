@@ -43,7 +43,9 @@ pub fn in_mirror(config: &GitConfig, commit: &str) -> RepositoryPath {
 }
 
 fn program(mirror: PathBuf) -> GitCommand {
-    GitCommand { mirror, timeout: Duration::from_secs(10), stop: Arc::new(AtomicBool::new(false)) }
+    // Nothing is fetched.
+    let (timeout, max_pack) = (Duration::from_secs(10), 0);
+    GitCommand { mirror, timeout, max_pack, stop: Arc::new(AtomicBool::new(false)) }
 }
 
 /// The repository of a work tree: inside it, or where its `.git` file points.

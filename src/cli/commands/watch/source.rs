@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
 use crate::cli::commands::plan::args::duration;
 use crate::cli::commands::watch::ControllerArgs;
 use crate::cli::local::Home;
 use crate::cli::{Exit, Failure};
 use crate::control::spec_history::ManifestHistory;
 use crate::manifest::Limits;
+use crate::model::bytes;
 use crate::source::directory::Directory;
 use crate::source::git::{Git, GitConfig, Signatures, version, work_tree};
 use crate::source::{PostProcess, Source};
@@ -46,9 +47,16 @@ pub struct SourceArgs {
     /// With --git: time limit of a fetch
     #[arg(long, value_name = "TIME", env = "ABIDE_GIT_TIMEOUT", default_value = "5m", value_parser = duration)]
     pub git_timeout: u64,
+    /// With --git: maximum size of what one fetch transfers, such as 512MB
+    #[arg(long, value_name = "SIZE", env = "ABIDE_GIT_MAX_SIZE", default_value = "4GB", value_parser = parse_size)]
+    pub git_max_size: u64,
     /// Poll file metadata every 2 s instead of using inotify (the default on network file systems)
     #[arg(long, env = "ABIDE_POLL", value_parser = parse_switch, conflicts_with = "git")]
     pub poll: bool,
+}
+
+fn parse_size(text: &str) -> Result<u64, InvalidValue> {
+    bytes(text).filter(|size| *size > 0).ok_or(InvalidValue("a size such as 512MB or 1GiB"))
 }
 
 /// A validated source.
@@ -93,6 +101,7 @@ impl SourceArgs {
             insecure: self.insecure_git,
             interval: how.reconcile_interval(),
             timeout: Duration::from_secs(self.git_timeout.max(1)),
+            max_pack: self.git_max_size,
             folder: Home::find()?.path("git"),
             owner: how.owner().to_owned(),
             limits: limits.limits(),
