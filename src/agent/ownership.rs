@@ -18,7 +18,7 @@ use super::state::ProcessRun;
 use super::tree::{LaunchRecord, LaunchTraces, ProcessTree};
 use super::user_files::{FileWork, PidEntry, Rights, UserFileError};
 use crate::model::{InstanceKey, Spec};
-use crate::permissions::{Above, PermissionError, refuse_changeable, user_name};
+use crate::permissions::{PermissionError, refuse_changeable, user_name};
 
 /// Why a process is not claimed or adopted.
 #[derive(Debug, thiserror::Error)]
@@ -390,10 +390,10 @@ pub(super) async fn refuse_pid_file(spec: &Spec, rights: &Rights) -> Result<(), 
 /// Checks the permissions of a pid file. Blocks.
 fn refuse_changeable_pid_file(path: &Path, account: &Account) -> Result<(), OwnershipError> {
     let refused = OwnershipError::Untrusted;
-    refuse_changeable(path, account.uid(), Above::Owned).map_err(refused)?;
+    refuse_changeable(path, account.uid()).map_err(refused)?;
     // In a sticky directory that all users can write, another user can create the file.
     match path.parent() {
-        Some(folder) => refuse_changeable(folder, account.uid(), Above::Owned).map(drop).map_err(refused),
+        Some(folder) => refuse_changeable(folder, account.uid()).map(drop).map_err(refused),
         None => Ok(()),
     }
 }

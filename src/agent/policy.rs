@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::account::{Account, AccountError};
 use crate::model::{EnvValue, InstanceKey, Sandbox, Spec, SpecSection, glob, ulimit_number};
-use crate::permissions::{Above, PermissionError, own_uid, refuse_changeable, resolved};
+use crate::permissions::{PermissionError, own_uid, refuse_changeable, resolved};
 
 /// The default policy file.
 pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
@@ -93,7 +93,7 @@ impl HostPolicy {
         let read = || file.to_owned();
         let text =
             std::fs::read_to_string(file).map_err(|source| PolicyError::Read { file: read(), source })?;
-        let meta = refuse_changeable(file, own_uid(), Above::Owned)
+        let meta = refuse_changeable(file, own_uid())
             .map_err(|source| PolicyError::Unsafe { file: read(), source })?;
         if !meta.is_file() {
             return Err(PolicyError::NotAFile { file: read() });

@@ -129,3 +129,41 @@ fn doctor_names_what_would_be_refused() {
         assert!(output.status.code() == Some(code) && out.contains(says), "{bits:o}: {out}");
     }
 }
+
+/// The owner of a folder above can replace a file, and an access control list adds users to its mode.
+#[test]
+fn a_file_below_the_folder_of_another_user_or_with_a_foreign_list_entry_is_refused() {
+    let Some(user) = test_user() else { return };
+    let tree = Tree::new(&[("inner/token", "token\n"), ("token", "token\n")]);
+    let here = tree.path();
+    std::fs::create_dir(here.join("data")).expect("a folder");
+    ["data", "inner", "inner/token", "token"].iter().for_each(|name| set(&here.join(name), 0o700));
+    let agent = |token: &str| {
+        let args = ["agent", "--join", "http://127.0.0.1:9", "--token-file", token, "--data", "data"];
+        ended(&args, here)
+    };
+    chown(here.join("inner"), Some(user.uid), Some(user.gid)).expect("a folder of the user");
+    let (code, log) = agent("inner/token");
+    assert!(
+        code == Some(1) && log.contains(&format!("inner belongs to user {}", user.name)),
+        "{code:?} {log}"
+    );
+    // Version 2; owner, named user, group, mask, others.
+    let entry = |tag: u16, rights: u16, id: u32| {
+        [tag.to_le_bytes().to_vec(), rights.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat()
+    };
+    let none = u32::MAX;
+    let entries = [
+        entry(1, 6, none),
+        entry(2, 6, user.uid),
+        entry(4, 0, none),
+        entry(0x10, 6, none),
+        entry(0x20, 0, none),
+    ];
+    let list = [2u32.to_le_bytes().to_vec(), entries.concat()].concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(here.join("token"), "system.posix_acl_access", &list, flags).expect("a list");
+    let (code, log) = agent("token");
+    let expected = format!("token is writable by user {} (access control list)", user.name);
+    assert!(code == Some(1) && log.contains(&expected), "{code:?} {log}");
+}

@@ -8,12 +8,23 @@ use crate::support::until;
 use crate::watch::{read_log, running, watch};
 
 /// In a command, a variable and what a command writes.
-const PRIVATE: [&str; 6] = ["pass-one", "pass-two", "env-one", "env-two", "says-its-password", "pass-bad"];
+const PRIVATE: [&str; 9] = [
+    "pass-one",
+    "pass-two",
+    "env-one",
+    "env-two",
+    "says-its-password",
+    "pass-bad",
+    "probe-one",
+    "probe-two",
+    "probe-bad",
+];
 
 fn write(machine: &Machine, which: &str) {
     let control =
         format!("  control: {{start_mode: foreground, start_cmd: 'exec sleep 1000 # pass-{which}'}}\n");
-    machine.write("a", &format!("{control}  env: {{DB: env-{which}}}\n"));
+    let health = format!("  health: {{cmd: 'true # probe-{which}', interval: 1}}\n");
+    machine.write("a", &format!("{control}  env: {{DB: env-{which}}}\n{health}"));
 }
 
 #[test]
@@ -68,6 +79,11 @@ fn a_reader_without_the_token_sees_no_command_and_no_variable() {
         get(at, "/api/v1/status").json()["events"].to_string().contains("start 0:127.0.0.1:web:bad")
     });
     is_hidden("after a failure");
+    // A problem of a manifest that quotes a value.
+    let control = "  control: {start_mode: foreground, start_cmd: exec sleep 1000}\n";
+    machine.write("wrong", &format!("{control}  health: {{http: 'ftp://x/?token=probe-bad'}}\n"));
+    until("the problem is known", || whole("/api/v1/status").body.contains("probe-bad"));
+    is_hidden("with a problem");
     // A browser is asked for the token where its user wants to see more.
     assert!(get(at, "/").body.contains("href=\"/login\""));
     let asked = get(at, "/login");

@@ -1,5 +1,5 @@
 #!/bin/bash
-# In a pid namespace of its own: another process gets the pid of a process while no agent runs.
+# In its own pid namespace: the pid of a process is reused by another process while no agent runs.
 set -eu
 abide=$1
 echo 'apps: [{code: all, secret: s3cret}]' > apps.yaml
@@ -25,7 +25,7 @@ spec='"spec": {"identity": {"proc_name": "sleep", "setup_path": "/", "pid_path":
 target='"meta": {"namespace": "web", "name": "p"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]'
 join
 call operate_proc "{$target, \"op_type\": 0, $spec}" > task
-until [ -s p.pid ] && [ -d "/proc/$(cat p.pid)" ]; do sleep 0.05; done
+until call get_proc_operate_result "$(cat task)" | grep -q '"error_code": 0'; do sleep 0.05; done
 old=$(cat p.pid)
 kill -9 "$agent"
 wait "$agent" || true
@@ -41,9 +41,8 @@ for _ in $(seq 50); do
 done
 [ "$foreign" = "$old" ] || { echo "the pid could not be had again"; exit 1; }
 join
-# The agent brings back what it guards, as another process, and stops that one, not the other.
-until [ "$(cat p.pid)" != "$old" ]; do sleep 0.05; done
-new=$(cat p.pid)
+# The agent relaunches the supervised process, and stops that one, not the other. Its pid file is replaced meanwhile.
+until new=$(cat p.pid 2> /dev/null) && [ -n "$new" ] && [ "$new" != "$old" ]; do sleep 0.05; done
 [ -d "/proc/$new" ]
 call operate_proc "{$target, \"op_type\": 1, $spec}" > task
 while [ -d "/proc/$new" ]; do sleep 0.05; done

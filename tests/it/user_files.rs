@@ -234,3 +234,21 @@ fn an_env_file_that_is_not_a_small_regular_file_is_an_error() {
     });
     assert_eq!(ended.and_then(|status| status.code()), Some(0));
 }
+
+/// Processes that share a session keyring can read each other's keys, whatever their user.
+#[test]
+fn each_launch_has_its_own_session_keyring() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let keyring = |name: &str| {
+        let code = "import ctypes; print(ctypes.CDLL(None).syscall(250, 0, -3, 0))";
+        let command = format!("python3 -c '{code}' > {name}.keyring; exec sleep 1000");
+        assert_eq!(system.operate(name, 0, &system.spec_of(&user, name, &command)).0, 0);
+        let file = system.home(&user).join(format!("{name}.keyring"));
+        let read = || std::fs::read_to_string(&file).unwrap_or_default().trim().parse::<i64>().ok();
+        until("the keyring is known", || read().is_some());
+        read().expect("a number")
+    };
+    let (one, other) = (keyring("one"), keyring("other"));
+    assert!(one > 0 && other > 0 && one != other, "{one} {other}");
+}

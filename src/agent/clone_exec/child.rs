@@ -105,6 +105,7 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
         install_descriptors(context)?;
         context.restrictions.apply_as_agent()?;
         if let Some((user, group, groups, count)) = context.ids {
+            leave_session_keyring();
             called(libc::syscall(libc::SYS_setgroups, count, groups), ExecStage::User)?;
             called(libc::syscall(libc::SYS_setresgid, group, group, group), ExecStage::User)?;
             called(libc::syscall(libc::SYS_setresuid, user, user, user), ExecStage::User)?;
@@ -163,6 +164,17 @@ unsafe fn write_pid_file(file: *const c_char) -> Result<(), ExecStage> {
 unsafe fn path<'a>(text: *const c_char) -> &'a Path {
     // SAFETY: as promised by the caller; `Image` writes a terminating NUL.
     Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()))
+}
+
+/// Leaves the session keyring of the agent: every process in it can read the keys of the others, whatever their user.
+/// As root, so that the new keyring counts against the quota of root. Where the kernel refuses the call, it refuses it
+/// to the new process as well.
+///
+/// SAFETY: may only be called by `exec_child`.
+unsafe fn leave_session_keyring() {
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
+    // SAFETY: a system call on this process alone; a null name makes a keyring without one.
+    unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<c_char>()) };
 }
 
 /// Leaves the agent's descriptor table before any descriptor is changed.

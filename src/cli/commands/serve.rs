@@ -19,9 +19,7 @@ use crate::error_chain::chain;
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
 use crate::gateway::{Gateway, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
-use crate::permissions::{
-    Above, PermissionError, close_to_others, own_uid, refuse_changeable, require_private,
-};
+use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
 
 /// Run the gateway: GSE and JOB process API for clients and agents
@@ -252,13 +250,13 @@ pub fn private_folder(folder: &Path) -> Result<(), Failure> {
     made.map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot create folder {}: {error}", folder.display()))
     })?;
-    refuse_changeable(folder, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path)
+    refuse_changeable(folder, own_uid()).map(drop).map_err(unsafe_path)
 }
 
 /// Checks that a file of a private folder, if it exists, is safe from changes by other users.
 pub fn private_file(file: &Path) -> Result<(), Failure> {
     match file.exists() {
-        true => refuse_changeable(file, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path),
+        true => refuse_changeable(file, own_uid()).map(drop).map_err(unsafe_path),
         false => Ok(()),
     }
 }

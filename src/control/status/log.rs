@@ -24,14 +24,41 @@ pub struct LogEntry {
 /// Replacement of a redacted value.
 pub const HIDDEN: &str = "(hidden)";
 
-/// Whether this field holds a command line or an environment value.
+/// Fields whose values are shown to every reader. The values of all others may contain a secret: command lines,
+/// environment, addresses of probes.
+const PUBLIC_FIELDS: [&str; 18] = [
+    "configmap",
+    "control.start_mode",
+    "health.interval",
+    "health.retries",
+    "health.start_period",
+    "health.timeout",
+    "identity",
+    "job",
+    "labels",
+    "limits",
+    "log",
+    "monitor_policy",
+    "report_id",
+    "resource",
+    "restart",
+    "sandbox",
+    "state",
+    "warn_report_policy",
+];
+
+/// Whether the value of this field is shown only to readers with credentials.
 pub fn is_private(field: &str) -> bool {
-    field.ends_with("_cmd") || field == "env" || field.starts_with("env.")
+    let is_below = |public: &str| {
+        field.strip_prefix(public).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    !PUBLIC_FIELDS.into_iter().any(is_below)
 }
 
-/// Whether this text may quote one.
+/// Whether this text may quote the value of such a field.
 pub fn may_quote(text: &str) -> bool {
-    text.contains("_cmd") || text.contains("env")
+    const WORDS: [&str; 8] = ["cmd", "env", "health", "hook", "before_", "after_", "run", "exec"];
+    WORDS.iter().any(|word| text.contains(word))
 }
 
 impl LogEntry {
@@ -66,5 +93,29 @@ impl LogEntry {
             *message = HIDDEN.to_owned();
         }
         EventEntry { redacted: Some(true), ..event }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_private;
+
+    #[test]
+    fn a_field_is_private_unless_it_is_known_to_be_public() {
+        let private = [
+            "control.start_cmd",
+            "env.DB",
+            "health.cmd",
+            "health.http",
+            "health",
+            "hooks",
+            "new",
+            "labelsx",
+            "env_file",
+        ];
+        assert!(private.iter().all(|field| is_private(field)));
+        let public =
+            ["labels.tier", "resource.cpu", "health.interval", "configmap[0].md5", "control.start_mode"];
+        assert!(!public.iter().any(|field| is_private(field)));
     }
 }

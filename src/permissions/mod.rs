@@ -2,7 +2,8 @@
 //!
 //! The agent and the gateway trust the content of their folders, token files and policy files. That is safe only if no
 //! other user can write there: the owner must be root or the trusted user, and neither group nor others may write. A
-//! group without other members counts as the owner's own ("user private groups", umask 002).
+//! group without other members counts as the owner's own ("user private groups", umask 002). The same holds for every
+//! folder above, whose owner could replace the path, and for the entries of an access control list.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -13,6 +14,8 @@ const GROUP_WRITE: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_READ: u32 = 0o040;
 const OTHERS_READ: u32 = 0o004;
+
+mod acl;
 
 /// The user that this process runs as.
 pub fn own_uid() -> u32 {
@@ -32,25 +35,18 @@ pub enum PermissionError {
     WritableByAll { path: PathBuf },
     #[error("{shown} is writable by group {group}: run `chmod g-w {shown}`", shown = path.display())]
     WritableByGroup { path: PathBuf, group: String },
+    #[error("{shown} is writable by {who} (access control list): run `setfacl -b {shown}`", shown = path.display())]
+    WritableByAcl { path: PathBuf, who: String },
     #[error("cannot protect {}", path.display())]
     Protect { path: PathBuf, source: std::io::Error },
 }
 
-/// Checks on the folders above a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Above {
-    /// No other user may replace an entry in any of them.
-    NotWritable,
-    /// In addition, each belongs to root or the trusted user.
-    Owned,
-}
-
 /// Refuses a path that a user other than root and `trusted` can change.
-pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Metadata, PermissionError> {
+pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, PermissionError> {
     let unknown = |source| PermissionError::Check { path: path.to_owned(), source };
     let meta = std::fs::metadata(path).map_err(unknown)?;
     refuse_owner(path, &meta, trusted, || remedy(path, &meta, trusted))?;
-    refuse_writable(path, &meta)?;
+    refuse_writable(path, &meta, trusted)?;
     if !meta.is_file() && !meta.is_dir() {
         // A pipe has no folder: `--token-file <(command)`.
         return Ok(meta);
@@ -59,15 +55,13 @@ pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Meta
     for folder in real.ancestors().skip(1) {
         let meta = std::fs::metadata(folder)
             .map_err(|source| PermissionError::CheckFolder { path: folder.to_owned(), source })?;
-        if above == Above::Owned {
-            // A folder in the path may be a user's home, which `chown` would break.
-            let (shown, own) = (path.display(), user_name(trusted));
-            let elsewhere = || format!(": move {shown} to a folder that only {own} can write");
-            refuse_owner(folder, &meta, trusted, elsewhere)?;
-        }
+        // A folder in the path may be a user's home, which `chown` would break.
+        let (shown, own) = (path.display(), user_name(trusted));
+        let elsewhere = || format!(": move {shown} to a folder that only {own} can write");
+        refuse_owner(folder, &meta, trusted, elsewhere)?;
         // In a sticky folder only the owner of an entry can rename or remove it.
         if meta.mode() & STICKY == 0 {
-            refuse_writable(folder, &meta)?;
+            refuse_writable(folder, &meta, trusted)?;
         }
     }
     Ok(meta)
@@ -106,7 +100,10 @@ fn remedy(path: &Path, meta: &Metadata, trusted: u32) -> String {
     }
 }
 
-fn refuse_writable(path: &Path, meta: &Metadata) -> Result<(), PermissionError> {
+fn refuse_writable(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), PermissionError> {
+    if let Some(who) = acl::others(path, trusted, acl::WRITE) {
+        return Err(PermissionError::WritableByAcl { path: path.to_owned(), who });
+    }
     let path = path.to_owned();
     if meta.mode() & OTHERS_WRITE != 0 {
         return Err(PermissionError::WritableByAll { path });
@@ -130,9 +127,12 @@ pub fn readers(meta: &Metadata) -> Option<String> {
 /// Checks a folder or file that holds secrets: refuses one that another user can change, and returns a warning for one
 /// that another user can read.
 pub fn check_private(path: &Path) -> Result<Option<String>, PermissionError> {
-    let meta = refuse_changeable(path, own_uid(), Above::NotWritable)?;
+    let meta = refuse_changeable(path, own_uid())?;
     let shown = path.display();
     let mode = if meta.is_dir() { "700" } else { "600" };
+    if let Some(who) = acl::others(path, own_uid(), acl::READ) {
+        return Ok(Some(format!("{shown} is readable by {who}: run `setfacl -b {shown}`")));
+    }
     Ok(readers(&meta).map(|who| format!("{shown} is readable by {who}: run `chmod {mode} {shown}`")))
 }
 
