@@ -41,7 +41,7 @@ for _ in $(seq 50); do
 done
 [ "$foreign" = "$old" ] || { echo "the pid could not be had again"; exit 1; }
 join
-# The agent relaunches the supervised process, and stops that one, not the other. Its pid file is replaced meanwhile.
+# The agent relaunches the supervised process, and stops that one, not the other. Its pid file is replaced in between.
 until new=$(cat p.pid 2> /dev/null) && [ -n "$new" ] && [ "$new" != "$old" ]; do sleep 0.05; done
 [ -d "/proc/$new" ]
 call operate_proc "{$target, \"op_type\": 1, $spec}" > task
