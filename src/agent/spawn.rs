@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::account::Account;
 use super::cgroup::Cgroup;
-use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, VforkGuard};
+use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, Streams, VforkGuard};
 use super::environment::Environment;
 use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
@@ -229,9 +229,11 @@ impl Launch {
             args: texts(words)?,
             env: texts(&env)?,
             folder: path(&self.folder)?,
-            input: opened.null.as_fd(),
-            output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
-            code: opened.code.as_ref().map(AsFd::as_fd),
+            streams: Streams {
+                input: opened.null.as_fd(),
+                output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
+                code: opened.code.as_ref().map(AsFd::as_fd),
+            },
             group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
             restrictions: self.sandbox.restrictions,

@@ -27,12 +27,14 @@ pub enum RowState {
     NotBegun,
     /// The agent is connected and sent no result in time: the operation may have been executed.
     NoResult,
+    /// The gateway refused this item of a batch: it was not executed.
+    Rejected,
     /// A code that is not documented.
     Other(i64),
 }
 
 /// The documented codes and their states.
-const STATES: [(RowCode, RowState); 13] = [
+const STATES: [(RowCode, RowState); 14] = [
     (RowCode::DONE, RowState::Done),
     (RowCode::RUNNING, RowState::StillRunning),
     (RowCode::AGENT_MISSING, RowState::AgentMissing),
@@ -46,6 +48,7 @@ const STATES: [(RowCode, RowState); 13] = [
     (RowCode::OLD_GENERATION, RowState::Fenced),
     (RowCode::NOT_BEGUN, RowState::NotBegun),
     (RowCode::NO_RESULT, RowState::NoResult),
+    (RowCode::BAD_ITEM, RowState::Rejected),
 ];
 
 impl RowState {

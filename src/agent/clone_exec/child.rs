@@ -25,9 +25,7 @@ pub struct ChildContext {
     pub args: *const *const c_char,
     pub env: *const *const c_char,
     pub folder: *const c_char,
-    pub input: RawFd,
-    pub output: RawFd,
-    pub code: RawFd,
+    pub streams: ChildStreams,
     /// Socket for the permission and the report of a forked process; -1: the process shares this memory and reports in
     /// `failed`.
     pub status: RawFd,
@@ -39,6 +37,13 @@ pub struct ChildContext {
     /// The pid file that a forked process writes; null: none.
     pub pid_file: *const c_char,
     pub failed: Option<(ExecStage, c_int)>,
+}
+
+/// The numbers of the [`Streams`](super::Streams) in this process; -1: none.
+pub struct ChildStreams {
+    pub input: RawFd,
+    pub output: RawFd,
+    pub code: RawFd,
 }
 
 /// Entry point of the new process. It has one thread and its own signal actions, and leaves the descriptor table that it
@@ -207,10 +212,10 @@ unsafe fn install_descriptors(context: &mut ChildContext) -> Result<(), ExecStag
             fd => done(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, ABOVE)),
         };
         context.status = away(context.status)?;
-        let (code, namespace) = (away(context.code)?, away(context.restrictions.namespace)?);
-        done(libc::dup2(context.input, 0))?;
-        done(libc::dup2(context.output, 1))?;
-        done(libc::dup2(context.output, 2))?;
+        let (code, namespace) = (away(context.streams.code)?, away(context.restrictions.namespace)?);
+        done(libc::dup2(context.streams.input, 0))?;
+        done(libc::dup2(context.streams.output, 1))?;
+        done(libc::dup2(context.streams.output, 2))?;
         match code {
             ..0 => drop(libc::close(EXIT_RECORD_FD)),
             code => drop(done(libc::dup2(code, EXIT_RECORD_FD))?),

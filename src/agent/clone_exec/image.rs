@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::child::ChildContext;
-use super::{ExecRequest, HELD_FROM, Restrictions};
+use super::child::{ChildContext, ChildStreams};
+use super::{ExecRequest, HELD_FROM, Restrictions, Streams};
 use crate::agent::file_limit;
 
 /// Stack size: far more than a child needs. The stack is at the lowest address, so that an overflow faults.
@@ -64,18 +64,18 @@ impl Image {
         let mut writer = Writer { image: &image, pointers_at, texts_at };
         let (programs, args, env) =
             (writer.list(&request.programs), writer.list(&request.args), writer.list(&request.env));
-        let code = request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let Streams { input, output, code } = request.streams;
+        let (input, output) = (input.as_raw_fd(), output.as_raw_fd());
+        let code = code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let namespace = request.namespace.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let used = [request.input.as_raw_fd(), request.output.as_raw_fd(), code, namespace];
+        let used = [input, output, code, namespace];
         let above_used = used.into_iter().fold(HELD_FROM, |above, fd| above.max(fd + 1));
         let context = ChildContext {
             programs,
             args,
             env,
             folder: writer.text(&request.folder),
-            input: request.input.as_raw_fd(),
-            output: request.output.as_raw_fd(),
-            code,
+            streams: ChildStreams { input, output, code },
             status: -1,
             copied: if shares_table { above_used } else { -1 },
             ids: request.ids.as_ref().map(|(user, group, groups)| {

@@ -21,7 +21,7 @@ use rustix::net::{
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::image::Image;
-use super::{ExecRequest, ExecStage, Restrictions, SpawnedProcess, VforkGuard, reap_failed};
+use super::{ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed};
 use crate::agent::reaper;
 
 /// The argument that makes this program a launcher. Its standard input is the socket.
@@ -50,10 +50,8 @@ pub enum LauncherError {
 /// A process to fork: its image and descriptors.
 pub struct ForkRequest<'a> {
     pub image: &'a Image,
-    pub input: BorrowedFd<'a>,
-    pub output: BorrowedFd<'a>,
+    pub streams: Streams<'a>,
     pub status: BorrowedFd<'a>,
-    pub code: Option<BorrowedFd<'a>>,
     pub group: Option<BorrowedFd<'a>>,
     pub namespace: Option<BorrowedFd<'a>>,
 }
@@ -158,9 +156,7 @@ impl Launcher {
             args,
             env: launcher_env(),
             folder: c"/".to_owned(),
-            input: served.as_fd(),
-            output: null.as_fd(),
-            code: None,
+            streams: Streams { input: served.as_fd(), output: null.as_fd(), code: None },
             group: None,
             ids: None,
             restrictions: Restrictions::default(),
@@ -179,15 +175,16 @@ impl Launcher {
     fn fork(&self, request: &ForkRequest<'_>) -> Result<SpawnedProcess, LauncherError> {
         let invalid = || LauncherError::Request(io::ErrorKind::InvalidInput.into());
         let (image, address, length) = request.image.share().ok_or_else(invalid)?;
+        let Streams { input, output, code } = request.streams;
         let message = ForkMessage {
             address: address as u64,
             length: length as u64,
-            has_code: request.code.is_some(),
+            has_code: code.is_some(),
             has_group: request.group.is_some(),
             has_namespace: request.namespace.is_some(),
         };
-        let mut descriptors = vec![image, request.input, request.output, request.status];
-        descriptors.extend(request.code);
+        let mut descriptors = vec![image, input, output, request.status];
+        descriptors.extend(code);
         descriptors.extend(request.group);
         descriptors.extend(request.namespace);
         // Until the process is claimed, the reaper would take it for an orphan.
@@ -290,9 +287,7 @@ mod tests {
             args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
             env: vec![c"WITH=7".to_owned()],
             folder: folder.to_owned(),
-            input: null.as_fd(),
-            output: null.as_fd(),
-            code: None,
+            streams: Streams { input: null.as_fd(), output: null.as_fd(), code: None },
             group: None,
             ids: None,
             restrictions: Restrictions::default(),

@@ -58,9 +58,9 @@ fn fork(message: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<(u32, OwnedFd)>
     // its own copy.
     unsafe {
         let context = &mut *image.context();
-        (context.input, context.output) = (input.as_raw_fd(), output.as_raw_fd());
+        (context.streams.input, context.streams.output) = (input.as_raw_fd(), output.as_raw_fd());
         (context.status, context.copied) = (status.as_raw_fd(), -1);
-        context.code = code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        context.streams.code = code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         context.restrictions.namespace = namespace.as_ref().map_or(-1, AsRawFd::as_raw_fd);
     }
     let mut pidfd: c_int = -1;

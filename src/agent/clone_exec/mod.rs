@@ -71,9 +71,7 @@ pub struct ExecRequest<'a> {
     pub args: Vec<CString>,
     pub env: Vec<CString>,
     pub folder: CString,
-    pub input: BorrowedFd<'a>,
-    pub output: BorrowedFd<'a>,
-    pub code: Option<BorrowedFd<'a>>,
+    pub streams: Streams<'a>,
     /// Directory of the control group. The process is created in it, because moving it later waits for a kernel lock.
     pub group: Option<BorrowedFd<'a>>,
     /// User, group and supplementary groups; `None`: those of the agent.
@@ -85,6 +83,16 @@ pub struct ExecRequest<'a> {
     pub is_own: bool,
     /// The pid file that a process of another user writes itself, with its user's rights, right before `execve`.
     pub pid_file: Option<CString>,
+}
+
+/// The descriptors that a new process keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Streams<'a> {
+    pub input: BorrowedFd<'a>,
+    /// Standard output and standard error.
+    pub output: BorrowedFd<'a>,
+    /// The file of the exit record.
+    pub code: Option<BorrowedFd<'a>>,
 }
 
 /// Handle on a vfork launch, for the task that waits for it. The launching thread sleeps until `execve`.
@@ -189,10 +197,8 @@ impl ExecRequest<'_> {
         let (report, status) = UnixStream::pair().map_err(LauncherError::Request)?;
         let made = launcher::fork(&launcher::ForkRequest {
             image,
-            input: self.input,
-            output: self.output,
+            streams: self.streams,
             status: status.as_fd(),
-            code: self.code,
             group: self.group,
             namespace: self.namespace,
         })?;
@@ -261,9 +267,7 @@ mod tests {
             args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
             env: vec![c"WITH=7".to_owned()],
             folder: c"/".to_owned(),
-            input: null.as_fd(),
-            output: null.as_fd(),
-            code: None,
+            streams: Streams { input: null.as_fd(), output: null.as_fd(), code: None },
             group: None,
             ids: None,
             restrictions: Restrictions::default(),

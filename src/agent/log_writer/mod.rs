@@ -25,7 +25,7 @@ use rustix::fs::{FileType, OFlags};
 use self::program::{OPENED, PROGRAM_NAME};
 pub use self::program::{WriterConfig, run_if_named};
 use super::account::Account;
-use super::clone_exec::{ExecRequest, Restrictions, SpawnedProcess, VforkGuard};
+use super::clone_exec::{ExecRequest, Restrictions, SpawnedProcess, Streams, VforkGuard};
 use super::process::{ProcessHandle, kill_unclaimed};
 use super::user_files::{self, Rights, UserFileError};
 use crate::model::{LogRotation, Spec, SpecSection};
@@ -155,9 +155,7 @@ fn start_writer(
         args: vec![name, argument],
         env: Vec::new(),
         folder: c"/".to_owned(),
-        input: reader.as_fd(),
-        output: null.as_fd(),
-        code: Some(report.as_fd()),
+        streams: Streams { input: reader.as_fd(), output: null.as_fd(), code: Some(report.as_fd()) },
         group: None,
         ids: ids.then(|| (account.uid, account.gid, account.groups.clone())),
         restrictions: Restrictions::default(),
