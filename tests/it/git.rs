@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use abide::manifest::Limits;
 use abide::source::Source;
-use abide::source::git::{Git, GitConfig, Signatures};
+use abide::source::git::{FetchLimits, Git, GitConfig, Signatures};
 use abide::store::Embedded;
 use serde_json::Value;
 
@@ -427,8 +427,7 @@ fn a_webhook_triggers_a_fetch() {
         accept_rewind: None,
         insecure: false,
         interval: Duration::from_secs(3600),
-        timeout: Duration::from_secs(60),
-        max_pack: 1 << 30,
+        fetch: FetchLimits { timeout: Duration::from_secs(60), max_pack: 1 << 30 },
         folder: machine.path("git"),
         owner: "default".to_owned(),
         limits: Limits::default(),

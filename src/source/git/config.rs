@@ -37,15 +37,20 @@ pub struct GitConfig {
     pub insecure: bool,
     /// Fetch interval.
     pub interval: Duration,
-    /// Time limit of a fetch.
-    pub timeout: Duration,
-    /// Maximum size of a fetched pack in bytes.
-    pub max_pack: u64,
+    pub fetch: FetchLimits,
     /// Directory of the mirrors.
     pub folder: PathBuf,
     /// Owner of the manifests.
     pub owner: String,
     pub limits: Limits,
+}
+
+/// Limits of one fetch.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchLimits {
+    pub timeout: Duration,
+    /// Maximum size of the pack in bytes.
+    pub max_pack: u64,
 }
 
 impl std::fmt::Debug for GitConfig {

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-pub use self::config::{ConfigError, GitConfig, Signatures};
+pub use self::config::{ConfigError, FetchLimits, GitConfig, Signatures};
 use self::poll::{LastCommit, PollResult, Poller};
 use super::last_good::LastGood;
 use super::{ChangeSignal, PostProcess, SourceError, SourceState};

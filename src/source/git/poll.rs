@@ -56,7 +56,8 @@ pub struct Poller {
 impl Poller {
     pub fn new(config: Arc<GitConfig>, finish: PostProcess, stop: Arc<AtomicBool>) -> Poller {
         let mirror = mirror(&config);
-        let program = GitCommand { mirror, timeout: config.timeout, max_pack: config.max_pack, stop };
+        let program =
+            GitCommand { mirror, timeout: config.fetch.timeout, max_pack: config.fetch.max_pack, stop };
         let again = manifest::IncrementalLoader::default();
         let mut last_good = LastGood::new(finish);
         // The active revision is known by its commit.
@@ -127,7 +128,7 @@ impl Poller {
         let file = file.map_err(|error| failed(&path, error))?;
         let begin = Instant::now();
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if begin.elapsed() > self.config.timeout || self.program.stop.load(Ordering::SeqCst) {
+            if begin.elapsed() > self.config.fetch.timeout || self.program.stop.load(Ordering::SeqCst) {
                 return Err(RepositoryError::InUse { mirror: mirror.clone() });
             }
             std::thread::sleep(Duration::from_millis(20));

@@ -12,7 +12,7 @@ use crate::control::spec_history::ManifestHistory;
 use crate::manifest::Limits;
 use crate::model::bytes;
 use crate::source::directory::Directory;
-use crate::source::git::{Git, GitConfig, Signatures, version, work_tree};
+use crate::source::git::{FetchLimits, Git, GitConfig, Signatures, version, work_tree};
 use crate::source::{PostProcess, Source};
 
 #[derive(Debug, clap::Args)]
@@ -100,8 +100,10 @@ impl SourceArgs {
             accept_rewind: self.accept_rewind.clone(),
             insecure: self.insecure_git,
             interval: how.reconcile_interval(),
-            timeout: Duration::from_secs(self.git_timeout.max(1)),
-            max_pack: self.git_max_size,
+            fetch: FetchLimits {
+                timeout: Duration::from_secs(self.git_timeout.max(1)),
+                max_pack: self.git_max_size,
+            },
             folder: Home::find()?.path("git"),
             owner: how.owner().to_owned(),
             limits: limits.limits(),
