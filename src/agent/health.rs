@@ -177,19 +177,20 @@ pub async fn probe_http(uid: u32, url: &str, timeout: Duration) -> Result<HttpRe
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: abide\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     );
+    let mut response = Vec::new();
     let exchange = async {
         let mut stream = connect(uid, &address).await?;
         stream.write_all(request.as_bytes()).await?;
-        let mut response = Vec::new();
-        // A response that breaks off after its status line still has a status.
-        let read = stream.take(RESPONSE_BYTES as u64).read_to_end(&mut response).await;
-        if response.is_empty() {
-            read?;
-        }
-        std::io::Result::Ok(response)
+        let mut rest = stream.take(RESPONSE_BYTES as u64);
+        // A success needs no body: the server may keep the connection open, or send without end.
+        while rest.read_buf(&mut response).await? > 0 && !is_success(&response) {}
+        std::io::Result::Ok(())
     };
-    match tokio::time::timeout(timeout, exchange).await {
-        Ok(Ok(response)) => parse_response(url, &response),
+    let ended = tokio::time::timeout(timeout, exchange).await;
+    match ended {
+        // A response that breaks off, or does not end, after its status line still has a status.
+        _ if status(&response).is_some() => parse_response(url, &response),
+        Ok(Ok(())) => parse_response(url, &response),
         Ok(Err(error)) => Err(HealthFailure::new(format!("cannot request {url}: {error}"))),
         Err(_) => {
             Err(HealthFailure::new(format!("cannot request {url}: timed out after {} s", timeout.as_secs())))
@@ -197,13 +198,21 @@ pub async fn probe_http(uid: u32, url: &str, timeout: Duration) -> Result<HttpRe
     }
 }
 
+/// The status of a response whose status line is complete.
+fn status(response: &[u8]) -> Option<u16> {
+    let line = response.split(|byte| *byte == b'\n').next().filter(|line| line.len() < response.len())?;
+    let digits = line.strip_prefix(b"HTTP/1.")?.get(2..5)?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Whether the headers of a successful response are complete.
+fn is_success(response: &[u8]) -> bool {
+    let has_headers = response.windows(4).any(|bytes| bytes == b"\r\n\r\n");
+    has_headers && status(response).is_some_and(|status| (200..400).contains(&status))
+}
+
 fn parse_response(url: &str, response: &[u8]) -> Result<HttpResponse, HealthFailure> {
-    let text = String::from_utf8_lossy(response);
-    let status = text
-        .strip_prefix("HTTP/1.")
-        .and_then(|rest| rest.get(2..5))
-        .and_then(|digits| digits.parse::<u16>().ok());
-    let Some(status) = status else {
+    let Some(status) = status(response) else {
         return Err(HealthFailure::new(format!("{url} did not answer with HTTP")));
     };
     let begin = response.windows(4).position(|bytes| bytes == b"\r\n\r\n").map(|at| at + 4);
@@ -339,9 +348,10 @@ mod tests {
     async fn probes_reach_real_listeners() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
-        let second = Duration::from_secs(5);
+        let second = Duration::from_secs(1);
         assert!(probe_tcp(0, &address, second).await.is_ok());
         let serve = async {
+            let mut open = Vec::new();
             loop {
                 let (mut stream, _) = listener.accept().await.expect("a connection");
                 let mut request = [0; 1024];
@@ -350,6 +360,8 @@ mod tests {
                     let ok = request.starts_with(b"GET /healthz?full HTTP/1.1\r\n");
                     let line = if ok { "HTTP/1.1 200 OK\r\n\r\nfine" } else { "HTTP/1.1 500 No\r\n\r\n" };
                     stream.write_all(line.as_bytes()).await.expect("an answer");
+                    // The connection stays open.
+                    open.push(stream);
                 }
             }
         };

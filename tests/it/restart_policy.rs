@@ -31,6 +31,8 @@ fn stays_as_it_is(fleet: &Fleet, launches: usize) {
     let (code, out, err) = fleet.apply(&[]);
     assert_eq!((code, out.contains("Nothing to do")), (0, true), "{out}{err}");
     assert_eq!(fleet.effects().len(), launches, "{}", fleet.system.log());
+    let (code, out, err) = fleet.run(&["status", "--check"]);
+    assert_eq!(code, 0, "{out}{err}");
 }
 
 fn message(row: &Value) -> &str {

@@ -185,7 +185,9 @@ fn unhealthy_reason(
     let kind = seen.specs.registered.spec().map(|spec| spec.monitor.auto_type);
     match (seen.health, seen.running, &seen.specs.registered, &seen.specs.live) {
         (health @ (Health::Failed | Health::Degraded), _, _, _) => Some(health.word().to_owned()),
-        (_, Some(false), _, _) if seen.hosted == Some(true) && kind == Some(AutoType::Resident) => {
+        (_, Some(false), _, _)
+            if seen.hosted == Some(true) && kind == Some(AutoType::Resident) && !seen.completed =>
+        {
             Some("supervised but not running".to_owned())
         }
         (_, Some(true), KnownSpec::Full(given), KnownSpec::Full(live)) if !given.is_equivalent(live) => {
