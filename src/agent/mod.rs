@@ -191,7 +191,7 @@ impl Supervisor {
         reaper::start();
         tokio::spawn(figures::run(Arc::downgrade(&shared.resources.figures), intervals.sample));
         let fences = load_fences(&shared.store).await?;
-        let RecoveredState { states, mut pending } = recovery::recover(&shared).await?;
+        let RecoveredState { states, pending } = recovery::recover(&shared).await?;
         // The gateway may send operations of an earlier agent again. One that ran is reported and not repeated; one that
         // had begun is resumed here.
         let mut oplog = OpLog::open(&shared.store).await?;
@@ -217,6 +217,17 @@ impl Supervisor {
             }
             supervisor.unclaimed = Some(Arc::new(found));
         }
+        supervisor.take_over(states, pending);
+        info!(instances = count, "instances recovered");
+        Ok(supervisor)
+    }
+
+    /// Starts the task of each stored instance, with its process if that still runs, and with its pending operation.
+    fn take_over(
+        &mut self,
+        states: HashMap<InstanceKey, InstanceState>,
+        mut pending: HashMap<InstanceKey, Resumption>,
+    ) {
         // If two states name the same process, the instance that launched it gets it.
         let mut states: Vec<(InstanceKey, InstanceState)> = states.into_iter().collect();
         states.sort_by_key(|(_, state)| state.run.as_ref().is_none_or(|run| run.incarnation.is_empty()));
@@ -231,13 +242,11 @@ impl Supervisor {
                 (state.hosted, state.next) = (false, None);
             }
             let resumption = pending.remove(&instance);
-            supervisor.spawn_instance(instance, state, handle, resumption);
+            self.spawn_instance(instance, state, handle, resumption);
         }
         for (instance, resumption) in pending {
-            supervisor.spawn_instance(instance, InstanceState::default(), None, Some(resumption));
+            self.spawn_instance(instance, InstanceState::default(), None, Some(resumption));
         }
-        info!(instances = count, "instances recovered");
-        Ok(supervisor)
     }
 
     fn spawn_instance(
