@@ -296,7 +296,7 @@ impl InstanceTask {
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
         let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
-        traces.add_session(handle.session);
+        traces.add_session(handle.session, handle.identity.pid);
         self.state.run =
             Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);

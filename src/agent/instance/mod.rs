@@ -445,7 +445,7 @@ impl InstanceTask {
         if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
             && !run.incarnation.is_empty()
         {
-            run.traces.add_session(handle.session);
+            run.traces.add_session(handle.session, handle.identity.pid);
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.launches.series, wall, passed);

@@ -122,7 +122,7 @@ impl InstanceTask {
         let in_flight = LaunchInFlight::begin(&owned.spec.identity.proc_name);
         let begun = self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group, check).await;
         if let Some(shell) = self.shared.exits.shell_pid(&start_id(&intent.incarnation)) {
-            traces.add_session(shell);
+            traces.add_session(shell, shell);
         }
         let process = match begun {
             Ok(handle) => handle,
@@ -132,7 +132,7 @@ impl InstanceTask {
             }
         };
         drop(in_flight);
-        traces.add_session(process.session);
+        traces.add_session(process.session, process.identity.pid);
         failpoint::point("born");
         let LaunchIntent { incarnation, op_id: by, group, at, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);

@@ -115,7 +115,7 @@ impl ProcessTree {
         if let Some(held) = held.filter(|held| held.identity == run.identity) {
             traces.observe(held);
             if !run.incarnation.is_empty() {
-                traces.add_session(held.session);
+                traces.add_session(held.session, held.identity.pid);
             }
         }
         let launch = LaunchRecord {

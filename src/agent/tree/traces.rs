@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::process::{ProcessHandle, ProcessIdentity, name, ticks_since_boot};
+use crate::agent::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, name, ticks_since_boot};
 use crate::agent::reaper;
 use crate::proc::ProcStat;
 
@@ -35,8 +35,12 @@ impl LaunchTraces {
         LaunchTraces { since: ticks_since_boot(), ..LaunchTraces::default() }
     }
 
-    /// Records a session that has a member now.
-    pub fn add_session(&mut self, id: u32) {
+    /// Records the session of a process of the launch, unless the launch did not create it: a session of others is no
+    /// evidence, and ending its members would end their processes.
+    pub fn add_session(&mut self, id: u32, member: u32) {
+        if is_foreign_session(id, member) {
+            return;
+        }
         let until = ticks_since_boot();
         match self.sessions.iter_mut().find(|session| session.id == id) {
             Some(session) => session.until = until,
@@ -74,6 +78,15 @@ pub struct LaunchRecord {
     pub program: String,
     #[serde(default)]
     pub traces: LaunchTraces,
+}
+
+/// Whether a session is the agent's own, or has a live leader that no launch started. A process that leads its session
+/// has created it.
+fn is_foreign_session(id: u32, member: u32) -> bool {
+    let own = std::process::id();
+    let is_own = |pid: u32| ProcStat::of(pid).is_some_and(|stat| stat.session == id);
+    let is_launched = |stat: ProcStat| stat.parent == own || LaunchedProcess::of(id).is_some();
+    id == 0 || id != member && (is_own(own) || ProcStat::of(id).is_some_and(|leader| !is_launched(leader)))
 }
 
 /// The live descendants of a process, each with its session. Reads only the processes of that tree.
