@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use self::ring::FigureRing;
-use self::tree_usage::{MeasuredTree, ProcessIndex, TreeUsage};
+use self::tree_usage::{HostProcesses, MeasuredTree, TreeUsage};
 use super::Supervisor;
 use super::meter::{memory, processors};
 use crate::agent_protocol::{FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
@@ -76,7 +76,7 @@ impl FigureSlot {
         Some(figures(&tree, &usage, last, Instant::now()))
     }
 
-    fn sample(&self, now: Instant, interval: Duration, table: Option<&ProcessIndex>) {
+    fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) {
         let mut state = locked(&self.0);
         state.due = now + interval;
         let Some(tree) = &state.tree else { return };
@@ -199,7 +199,7 @@ impl FigureTable {
         }
         grouped.iter().take(most).for_each(|(_, slot)| slot.sample(now, interval, None));
         if is_table_due {
-            let table = ProcessIndex::read();
+            let table = HostProcesses::read();
             others.iter().for_each(|slot| slot.sample(now, interval, Some(&table)));
         }
     }

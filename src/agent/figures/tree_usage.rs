@@ -63,7 +63,7 @@ impl MeasuredTree {
     }
 
     /// Measures the tree. `None`: the main process is gone. `table`: a recent one, for a tree without a group.
-    pub fn usage(&self, table: Option<&ProcessIndex>) -> Option<TreeUsage> {
+    pub fn usage(&self, table: Option<&HostProcesses>) -> Option<TreeUsage> {
         let main = ProcStat::of(self.pid).filter(|stat| stat.started == self.started && stat.is_alive())?;
         let mut usage = TreeUsage::default();
         usage.add(self.pid, &main);
@@ -71,7 +71,7 @@ impl MeasuredTree {
         if members.is_empty() {
             members = match table {
                 Some(table) => table.members(self),
-                None => ProcessIndex::read().members(self),
+                None => HostProcesses::read().members(self),
             };
         }
         for pid in members.into_iter().filter(|pid| *pid != self.pid) {
@@ -114,14 +114,14 @@ pub fn ticks_per_second() -> f64 {
 
 /// The processes of this host, by parent and by session.
 #[derive(Default)]
-pub struct ProcessIndex {
+pub struct HostProcesses {
     children: HashMap<u32, Vec<u32>>,
     sessions: HashMap<u32, Vec<u32>>,
 }
 
-impl ProcessIndex {
-    pub fn read() -> ProcessIndex {
-        let mut table = ProcessIndex::default();
+impl HostProcesses {
+    pub fn read() -> HostProcesses {
+        let mut table = HostProcesses::default();
         let Ok(folder) = std::fs::read_dir("/proc") else { return table };
         for pid in folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
             if let Some(stat) = ProcStat::of(pid) {
