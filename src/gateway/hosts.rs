@@ -196,7 +196,7 @@ impl AgentSessions {
         session.stream.as_ref().map(|_| session.version.clone())
     }
 
-    /// Whether the host's agent is connected with this session.
+    /// Whether the session with this id is the current one of the host.
     pub fn has_open(&self, host: &HostKey, id: &str) -> bool {
         let inner = self.inner();
         let is_current = inner.by_host.get(host).is_some_and(|current| current == id);
