@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::process::{ProcessHandle, ProcessIdentity, boot_id};
+use crate::proc::ProcStat;
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
@@ -163,6 +164,10 @@ pub enum ExitRecordError {
     Stuck,
     #[error("cannot read the exit record {id} of this command")]
     Unreadable { id: String },
+    #[error(
+        "outcome unknown: the command and the agent were killed before the exit code was recorded; it is not run again"
+    )]
+    OutcomeUnknown,
 }
 
 /// Waits until a launched shell has written its pid. `Empty`: no shell was launched.
@@ -186,21 +191,39 @@ pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitReco
     }
 }
 
+/// Waits for the processes of a command whose recording shell was killed, at most `time`. `false`: some are still alive.
+///
+/// They are in the session of the shell. A daemon that the command started has left it, and is not waited for.
+pub async fn wait_for_orphans(id: &str, shell: u32, time: Duration) -> bool {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let begun = tokio::time::Instant::now();
+    let is_orphan = |pid: u32| ProcStat::of(pid).is_some_and(|stat| stat.session == shell && stat.is_alive());
+    while processes_with_record(id).into_iter().any(is_orphan) {
+        if begun.elapsed() > time {
+            return false;
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+    true
+}
+
 /// The environment variable with the record id of a recorded command.
 pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
-/// Whether the environment of any process contains the record id.
 fn is_in_any_environment(id: &str) -> bool {
+    !processes_with_record(id).is_empty()
+}
+
+/// The processes whose environment contains the record id.
+fn processes_with_record(id: &str) -> Vec<u32> {
     let entry = format!("{RECORD_VARIABLE}={id}");
-    let Ok(folder) = std::fs::read_dir("/proc") else { return false };
-    let pids = folder
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
-    let carries = |path: PathBuf| {
-        let environment = std::fs::read(path).unwrap_or_default();
+    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let carries = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
     };
-    pids.into_iter().any(|pid| carries(pid.path().join("environ")))
+    pids.filter(carries).collect()
 }
 
 /// Kills a recording shell and its process group.

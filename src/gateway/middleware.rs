@@ -30,7 +30,8 @@ use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
 use crate::http::{
     AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, LimitedResource,
-    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, end_on_revocation, read_body, readmit,
+    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_known, end_on_revocation, read_body,
+    readmit,
 };
 use crate::store::Store;
 
@@ -62,8 +63,8 @@ pub(super) struct MiddlewareState<S> {
     unknown: UnknownCallers,
 }
 
-/// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. One body of maximum
-/// size always fits.
+/// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. At least two bodies of
+/// maximum size: one credential, or one peer, gets half of it.
 const KNOWN_BYTES: usize = 128 << 20;
 const AGENT_BYTES: usize = 64 << 20;
 const UNKNOWN_BYTES: usize = 64 << 20;
@@ -79,9 +80,8 @@ pub fn router<S: Store>(
         gateway,
         authenticator,
         limits,
-        known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(body_bytes)),
-        agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(body_bytes)),
-        // One peer gets at most half of it.
+        known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(2 * body_bytes)),
+        agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(2 * body_bytes)),
         unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
     };
     Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
@@ -188,11 +188,13 @@ async fn respond<S: Store>(
         }
         CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(_) => None,
     };
+    let mut key = None;
     if let Some((credential, in_force)) = proof {
         count_connection(call, connection, credential, in_force)?;
         log.proved = true;
+        key = Some(credential);
     }
-    let mut admitted = admit(shared, call, &identity, parts).await?;
+    let mut admitted = admit(shared, call, (&identity, key), parts).await?;
     let read_in = shared.limits.body_time;
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
@@ -225,7 +227,7 @@ async fn respond<S: Store>(
     log.who.clone_from(&app.code);
     log.as_user = credentials.user().unwrap_or_default();
     let _admitted = match admitted.is_unknown() {
-        true => readmit(&shared.known, &bytes)
+        true => readmit(&shared.known, app.credential_key(), &bytes)
             .map_err(|resource| overloaded(shared, call, connection, resource))?,
         false => admitted,
     };
@@ -270,7 +272,7 @@ fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorRepl
 async fn admit<'a, S: Store>(
     shared: &'a MiddlewareState<S>,
     call: ApiCall,
-    identity: &CallerIdentity<'_>,
+    (identity, credential): (&CallerIdentity<'_>, Option<CredentialKey>),
     parts: &Parts,
 ) -> Result<AdmittedRequest<'a>, ErrorReply> {
     let connection = Connection::of(&parts.extensions);
@@ -282,7 +284,7 @@ async fn admit<'a, S: Store>(
         CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
         CallerIdentity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
     };
-    budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
+    admit_known(budget, credential).map_err(|resource| overloaded(shared, call, connection, resource))
 }
 
 /// Checks the app's rate, and whether it may make this call.
@@ -332,7 +334,7 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
     (response, message)
 }
 
-/// Refuses a known caller, which makes the gateway unready.
+/// Refuses a known caller. This makes the gateway unready, unless only the caller's own share is in use.
 fn overloaded<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
@@ -344,6 +346,10 @@ fn overloaded<S: Store>(
         connection.refused(resource);
     }
     let message = match resource {
+        LimitedResource::CredentialShare => {
+            let message = "too many concurrent requests with these credentials: try again";
+            return busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message);
+        }
         LimitedResource::BodyMemory => "too many large concurrent requests: try again",
         LimitedResource::Connections | LimitedResource::KnownCallers | LimitedResource::Agents => {
             "too many concurrent requests: try again"
@@ -369,7 +375,7 @@ fn body_error_reply<S: Store>(
             let message = "reading the body timed out";
             error_reply(call, StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)
         }
-        BodyError::NoMemory => overloaded(shared, call, connection, LimitedResource::BodyMemory),
+        BodyError::Exhausted(resource) => overloaded(shared, call, connection, resource),
         BodyError::Evicted => {
             shared.gateway.metrics.count_shed();
             let message = "too many concurrent requests of unauthenticated callers: send credentials in a header, or try again";

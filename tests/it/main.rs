@@ -74,6 +74,7 @@ mod recovery;
 mod redaction;
 mod redirects;
 mod reference;
+mod request_shares;
 mod restart_policy;
 mod retention;
 mod rollback;

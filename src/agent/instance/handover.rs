@@ -17,7 +17,7 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::error::AgentError;
-use crate::agent::exit_record::command_id;
+use crate::agent::exit_record::{ExitRecordError, command_id};
 use crate::agent::ownership::{self, LaunchEvidence, OwnershipError, OwnershipProof};
 use crate::agent::process::ProcessHandle;
 use crate::agent::spawn::CommandExit;
@@ -143,6 +143,16 @@ impl InstanceTask {
         context: &CommandContext,
     ) -> OpReply {
         match self.run_replacing_command(owned, command, record, context).await {
+            // A new process shows that the command did its work.
+            Err(AgentError::Record(why @ ExitRecordError::OutcomeUnknown)) => {
+                return match wait_for_successor(&owned.spec, rights, context).await {
+                    Ok((handle, proof)) => {
+                        self.take_over(handle, owned.clone(), proof, context);
+                        done()
+                    }
+                    Err(_) => failed(AgentError::from(why)),
+                };
+            }
             Err(why) => return failed(why),
             Ok(CommandExit::Success) => {}
             Ok(CommandExit::Failure(code, output)) => {

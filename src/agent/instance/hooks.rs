@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
+use super::commands::AfterKill;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::environment::environment;
@@ -93,7 +94,7 @@ impl InstanceTask {
             time: hook_time(spec, hook),
             sandbox: sandbox.clone(),
         };
-        self.run_recorded(record, program, group).await.map(|(ended, _)| ended)
+        self.run_recorded(record, program, group, AfterKill::RunAgain).await.map(|(ended, _)| ended)
     }
 }
 

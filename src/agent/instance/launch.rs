@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use super::commands::AfterKill;
 use super::handover::StartWait;
 use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
@@ -112,7 +113,8 @@ impl InstanceTask {
             warn!(instance = %self.key, "start_cmd not repeated: it was killed with the agent, and processes of its launch still run");
             self.unwritten.exit_records.push(record);
         } else {
-            let (ended, output) = self.run_recorded(&record, program, group).await.map_err(failed)?;
+            let ran = self.run_recorded(&record, program, group, AfterKill::RunAgain).await;
+            let (ended, output) = ran.map_err(failed)?;
             self.output = output;
             match ended {
                 CommandExit::Success => {}
