@@ -328,7 +328,7 @@ fn descends(
     None
 }
 
-/// The pid of a process under a daemon's identity that this agent neither launched nor adopted. The agent reports it and
+/// The pid of a process under a declared identity that this agent neither launched nor adopted. The agent reports it and
 /// opens no handle on it: only adoption does.
 ///
 /// An error: it is unknown whether one runs.
@@ -360,7 +360,7 @@ pub async fn find_orphan(
     Ok(identity.is_current().then_some((handle, launched.launch_id)))
 }
 
-/// Adopts a daemon that the agent did not launch, on an explicit operation. `None`: no process runs.
+/// Adopts a process that the agent did not launch, on an explicit operation. `None`: no process runs.
 pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let (pid, account) = (identity.pid, rights.account());

@@ -234,8 +234,9 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
+    let (output, log, adopted) = (None, None, None);
     state.run =
-        Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None, traces });
+        Some(ProcessRun { identity, live, by: None, incarnation, group, output, log, traces, adopted });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
@@ -268,8 +269,8 @@ fn resolve_one(
         }
         let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
         let traces = LaunchTraces::default();
-        state.run =
-            Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None, traces });
+        let (output, log, adopted) = (None, None, None);
+        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces, adopted });
         return None;
     }
     if resident {

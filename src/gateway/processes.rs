@@ -180,6 +180,7 @@ impl<S: Store> Gateway<S> {
             owner: given.owner.clone(),
             revision: given.revision,
             live_revision: live.and_then(|live| live.revision),
+            live_spec_unknown: report.is_some_and(|report| report.live_spec_unknown && live.is_some()),
             health: health.unwrap_or(Health::NotReported.word()).to_owned(),
             hosting: Hosting::from(Some(hosted)),
             since: report.and_then(|report| time(report.since)),

@@ -93,6 +93,7 @@ mod stop_signals;
 mod store;
 mod store_durability;
 mod sync_status;
+mod takeover;
 mod unowned_processes;
 mod unowned_processes_property;
 mod unreadable_answers;

@@ -154,7 +154,7 @@ impl InstanceTask {
         }
         match wait_for_successor(&owned.spec, rights, context).await {
             Ok((handle, proof)) => {
-                self.take_over(handle, owned.clone(), proof, context);
+                self.take_over(handle, owned.clone(), false, proof, context);
                 done()
             }
             Err(why) => (RowCode::CHECK_FAILED, format!("no new process started after restart_cmd: {why}")),
@@ -251,7 +251,9 @@ impl InstanceTask {
                 let (old, new) = (before.0, handle.identity.pid);
                 info!(instance = %self.key, old, new, "{by} replaced the process");
                 reply.1 = format!("success; the pid changed from {old} to {new}: {by} replaced the process");
-                self.take_over(handle, live, proof, context);
+                // A reload puts only some fields of the spec into effect.
+                let is_spec_unknown = self.state.run.as_ref().is_some_and(ProcessRun::is_spec_unknown);
+                self.take_over(handle, live, is_spec_unknown, proof, context);
                 failpoint::point("handed-over");
             }
             Err(why) if has_ended => {
@@ -274,6 +276,7 @@ impl InstanceTask {
         &mut self,
         handle: ProcessHandle,
         live: OwnedSpec,
+        is_spec_unknown: bool,
         proof: OwnershipProof,
         context: &CommandContext,
     ) {
@@ -283,22 +286,17 @@ impl InstanceTask {
                 (context.launch_id.clone(), context.group.as_ref().map(Cgroup::path))
             }
         };
-        self.set_main(handle, &live, incarnation, group);
+        let adopted = Some(is_spec_unknown);
+        let run = ProcessRun { incarnation, group, adopted, ..ProcessRun::of_handle(&handle, &live) };
+        self.set_main(handle, run);
     }
 
-    fn set_main(
-        &mut self,
-        handle: ProcessHandle,
-        live: &OwnedSpec,
-        incarnation: String,
-        group: Option<String>,
-    ) {
+    fn set_main(&mut self, handle: ProcessHandle, run: ProcessRun) {
         // The processes of the tree stay members of it.
-        let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
-        let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
+        let before = self.state.run.as_ref().filter(|before| before.incarnation == run.incarnation);
+        let mut traces = before.map(|before| before.traces.clone()).unwrap_or_default();
         traces.add_session(handle.session, handle.identity.pid);
-        self.state.run =
-            Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
+        self.state.run = Some(ProcessRun { traces, ..run });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();
@@ -323,7 +321,10 @@ impl InstanceTask {
         let Ok(handle) = ownership::claim_member(spec, &rights, &members).await else { return false };
         let (old, new) = (run.identity.pid, handle.identity.pid);
         info!(instance = %self.key, old, new, "process ended, and a process of its tree took over");
-        self.set_main(handle, &run.live, run.incarnation, run.group);
+        let adopted = Some(run.is_spec_unknown());
+        let successor = ProcessRun::of_handle(&handle, &run.live);
+        let ProcessRun { incarnation, group, .. } = run;
+        self.set_main(handle, ProcessRun { incarnation, group, adopted, ..successor });
         self.write(None).await;
         self.report();
         true

@@ -109,6 +109,8 @@ struct LaunchSchedule {
     last: Option<Instant>,
     /// A start or restart failed: a supervised process is relaunched once the result is written.
     failed: bool,
+    /// The process ended while no agent ran.
+    is_unobserved: bool,
 }
 
 /// The operation in progress, and the remains of an operation that an earlier agent began.
@@ -129,7 +131,7 @@ pub(super) struct OperationProgress {
 struct PidFileState {
     /// Spec and pid of an ended foreground process whose pid file still has to be removed.
     old: Option<(Arc<Spec>, u32)>,
-    /// Pid of a foreign daemon under this identity, when last observed.
+    /// Pid of a foreign process under this identity, when last observed.
     foreign_pid: Option<u32>,
 }
 

@@ -145,7 +145,8 @@ impl InstanceTask {
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();
-        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces });
+        self.state.run =
+            Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces, adopted: None });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();

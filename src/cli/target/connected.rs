@@ -215,6 +215,7 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Platf
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered),
         live_revision: revision(&seen.specs.live),
+        live_spec_unknown: seen.specs.is_live_assumed,
         sync: SyncStatus::Unknown,
         health: seen.health.word().to_owned(),
         hosting: Hosting::from(fact(seen.hosted)),
