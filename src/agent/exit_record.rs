@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::process::{ProcessHandle, ProcessIdentity, boot_id};
+use crate::proc::ProcessStrings;
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
@@ -191,16 +192,8 @@ pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
 /// Whether the environment of any process contains the record id.
 fn is_in_any_environment(id: &str) -> bool {
-    let entry = format!("{RECORD_VARIABLE}={id}");
-    let Ok(folder) = std::fs::read_dir("/proc") else { return false };
-    let pids = folder
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
-    let carries = |path: PathBuf| {
-        let environment = std::fs::read(path).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
-    };
-    pids.into_iter().any(|pid| carries(pid.path().join("environ")))
+    let carries = |pid| ProcessStrings::environment(pid).variable(RECORD_VARIABLE, id.len()) == Some(id);
+    crate::proc::pids().into_iter().any(carries)
 }
 
 /// Kills a recording shell and its process group.

@@ -37,6 +37,7 @@ mod guides;
 mod host_policy;
 mod hostile_manifests;
 mod hostile_platform;
+mod hostile_processes;
 mod import;
 mod instance_history;
 mod interrupted;

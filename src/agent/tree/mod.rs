@@ -236,7 +236,8 @@ impl ProcessTree {
     fn carries_id(&self, pid: u32) -> bool {
         let launch_id = &self.launch.launch_id;
         let has_id = |launched: LaunchedProcess| launched.launch_id == *launch_id;
-        !launch_id.is_empty() && LaunchedProcess::of(pid).is_some_and(has_id) && self.is_user(pid)
+        // The user first: the environment of another user's process is not even read.
+        !launch_id.is_empty() && self.is_user(pid) && LaunchedProcess::of(pid).is_some_and(has_id)
     }
 
     /// Whether an orphan without any other evidence comes from this launch: it started after the launch began, is a child of
