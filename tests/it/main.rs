@@ -56,6 +56,7 @@ mod manifest_loading;
 mod manifest_reloading;
 mod manual;
 mod mutations;
+mod nginx;
 mod openapi;
 mod orphans;
 mod ownership;
