@@ -74,14 +74,6 @@ impl ExitRecords {
         }
     }
 
-    /// The pid that the recording shell wrote, also after its end. The user of the shell can forge it.
-    pub fn shell_pid(&self, id: &str) -> Option<u32> {
-        let mut bytes = Vec::new();
-        File::open(self.path(id)).ok()?.take(MAX_RECORD_BYTES).read_to_end(&mut bytes).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
-        text.split_once('\n')?.0.strip_prefix("pid ")?.trim().parse().ok()
-    }
-
     pub fn code(&self, id: &str) -> Option<i32> {
         match self.read(id) {
             ExitRecord::Ended(code) => Some(code),
@@ -152,6 +144,16 @@ pub fn start_id(launch_id: &str) -> String {
 /// The record id of the hook before a launch that no operation requested.
 pub fn hook_id(launch_id: &str) -> String {
     format!("hook-{}", boot_scoped_id(launch_id))
+}
+
+/// The launch id of the check commands of a process. They have no record.
+pub fn probe_id(main: &ProcessIdentity) -> String {
+    format!("probe-{}", boot_scoped_id(&format!("{} {}", main.pid, main.started)))
+}
+
+/// Whether a launch id is that of a command, and not of the process of an instance.
+pub fn is_command_id(launch_id: &str) -> bool {
+    ["command-", "start-", "hook-", "probe-"].iter().any(|kind| launch_id.starts_with(kind))
 }
 
 /// Why the exit record of a command cannot be used.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::clone_exec::{SpawnedProcess, held_descriptor};
+use super::environment::LAUNCH_ID_VARIABLE;
 use super::reaper;
 use crate::proc::ProcStat;
 pub use crate::proc::boot_id;
@@ -90,6 +91,8 @@ pub struct ProcessHandle {
     exit: OnceLock<Option<i32>>,
     /// The process was killed by a signal.
     is_signalled: AtomicBool,
+    /// Ticks since boot right before the process was reaped, while it was in its session.
+    reaped: OnceLock<Option<u64>>,
 }
 
 impl ProcessHandle {
@@ -119,6 +122,7 @@ impl ProcessHandle {
             session,
             exit,
             is_signalled,
+            reaped: OnceLock::new(),
         })
     }
 
@@ -145,7 +149,24 @@ impl ProcessHandle {
             session: pid,
             exit: OnceLock::new(),
             is_signalled: AtomicBool::new(false),
+            reaped: OnceLock::new(),
         })
+    }
+
+    /// The last time, in ticks since boot, at which the process is known to be in its session; `None`: it has left it. The
+    /// kernel does not reuse the number of a session while a process is in it, also one that ended and is not reaped.
+    pub fn last_in_session(&self) -> Option<u64> {
+        match self.reaped.get() {
+            Some(reaped) => *reaped,
+            None => self.is_in_session().then(ticks_since_boot),
+        }
+    }
+
+    /// A leader never leaves its session.
+    fn is_in_session(&self) -> bool {
+        let is_member =
+            |stat: ProcStat| (stat.session, stat.started) == (self.session, self.identity.started);
+        self.session == self.identity.pid || ProcStat::of(self.identity.pid).is_some_and(is_member)
     }
 
     /// Waits for the end of the process, and reaps it. Returns the exit code of a child of the agent; signal n is 128 + n.
@@ -162,6 +183,7 @@ impl ProcessHandle {
             }
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
+        self.reaped.get_or_init(|| self.is_in_session().then(ticks_since_boot));
         let status = waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten();
         let is_signalled = status.as_ref().is_some_and(|status| status.terminating_signal().is_some());
         self.is_signalled.fetch_or(is_signalled, Ordering::Relaxed);
@@ -299,7 +321,7 @@ impl LaunchedProcess {
             let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
             std::str::from_utf8(found).ok().map(str::to_owned)
         };
-        let launch_id = value(b"ABIDE_INCARNATION=")?;
+        let launch_id = value(format!("{LAUNCH_ID_VARIABLE}=").as_bytes())?;
         let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
         let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
         let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };

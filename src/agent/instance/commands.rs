@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::environment::environment;
+use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{self, ExitRecord, ExitRecordError, kill_group};
 use crate::agent::output::Output;
@@ -54,7 +54,7 @@ impl InstanceTask {
         }
         let mut group = None;
         if let Some((launch_id, of_launch)) = launch {
-            variables.push(("ABIDE_INCARNATION", launch_id.to_owned()));
+            variables.push((LAUNCH_ID_VARIABLE, launch_id.to_owned()));
             group = of_launch;
         }
         let env = environment(spec, &rights, &variables).await?;

@@ -36,6 +36,9 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(2);
 /// Time without any process of the launch after which it counts as ended.
 const EXEC_SETTLE: Duration = Duration::from_millis(100);
 
+/// Searches in a row without any process of the launch after which it counts as ended.
+const MAX_MISSES: u32 = 4;
+
 /// Time in which a process ends that does not handle the signal of a reload.
 const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
 
@@ -129,9 +132,8 @@ impl InstanceTask {
         if !context.is_new || is_used {
             return reply;
         }
-        let traces = LaunchTraces { since: context.since, ..LaunchTraces::default() };
         let group = context.group.as_ref().map(Cgroup::path);
-        self.end_failed_launch(&owned.spec, (context.launch_id, group), traces, reply).await
+        self.end_failed_launch(&owned.spec, (context.launch_id, group), LaunchTraces::default(), reply).await
     }
 
     async fn replace_with_command(
@@ -296,7 +298,7 @@ impl InstanceTask {
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
         let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
-        traces.add_session(handle.session, handle.identity.pid);
+        traces.add_session(&handle, &incarnation, group.as_deref().map(Cgroup::at).as_ref());
         self.state.run =
             Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
@@ -384,12 +386,19 @@ pub(super) struct StartWait {
     check: Duration,
     /// Time of the last evidence that the launch may still start, after the check.
     last_seen: Option<Instant>,
+    /// Searches in a row without evidence.
+    misses: u32,
 }
 
 impl StartWait {
     pub(super) fn begin(spec: &Spec) -> StartWait {
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        StartWait { begun: Instant::now(), check: Duration::from_secs(secs.into()), last_seen: None }
+        StartWait {
+            begun: Instant::now(),
+            check: Duration::from_secs(secs.into()),
+            last_seen: None,
+            misses: 0,
+        }
     }
 
     /// Whether to wait on.
@@ -404,10 +413,13 @@ impl StartWait {
             return true;
         }
         let last_seen = *self.last_seen.get_or_insert_with(Instant::now);
-        if ownership::may_still_start(spec, rights, evidence).await {
-            self.last_seen = Some(Instant::now());
+        match ownership::may_still_start(spec, rights, evidence).await {
+            true => (self.last_seen, self.misses) = (Some(Instant::now()), 0),
+            false => self.misses = self.misses.saturating_add(1),
         }
-        // A process has no arguments and no environment for a moment while it calls `execve`.
-        waited < self.check + START_GRACE && last_seen.elapsed() < EXEC_SETTLE
+        // A process has no arguments and no environment for a moment while it calls `execve`. A search misses a process that
+        // is forked meanwhile by one that exits; on a busy host, a search takes longer than that.
+        let may_be_missed = last_seen.elapsed() < EXEC_SETTLE || self.misses < MAX_MISSES;
+        waited < self.check + START_GRACE && may_be_missed
     }
 }

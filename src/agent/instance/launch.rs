@@ -11,7 +11,7 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
-use crate::agent::environment::{environment, ignored_variables};
+use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
 use crate::agent::ownership::{self, LaunchEvidence};
@@ -42,7 +42,7 @@ impl InstanceTask {
         };
         let rights = self.shared.rights_of(spec).map_err(|error| failed(AgentError::from(error)))?;
         let variables =
-            [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", launch_id.to_owned())];
+            [("ABIDE_INSTANCE", self.key.to_string()), (LAUNCH_ID_VARIABLE, launch_id.to_owned())];
         for variable in ignored_variables(spec) {
             warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
         }

@@ -39,7 +39,6 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-pub use self::hooks::kill_leftovers;
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
@@ -249,8 +248,8 @@ impl InstanceTask {
                 code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
                 command = commands.recv() => TaskEvent::Command(command),
                 _ = async { match writer { Some(writer) => writer.handle.wait_exit().await, None => pending().await } } => TaskEvent::WriterExited,
-                result = async { match check_task { Some(check_task) => check_task.await, None => pending().await } } => {
-                    TaskEvent::Checked(result.unwrap_or_default())
+                result = async { match check_task { Some(check_task) => check_task.result().await, None => pending().await } } => {
+                    TaskEvent::Checked(result)
                 }
                 due = async { match due { Some((at, due)) => { sleep_until(at.into()).await; due } None => pending().await } } => {
                     TaskEvent::Timer(due)
@@ -445,7 +444,8 @@ impl InstanceTask {
         if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
             && !run.incarnation.is_empty()
         {
-            run.traces.add_session(handle.session, handle.identity.pid);
+            let group = run.group();
+            run.traces.add_session(handle, &run.incarnation, group.as_ref());
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.launches.series, wall, passed);
