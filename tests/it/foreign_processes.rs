@@ -22,7 +22,7 @@ write()
 while True: signal.pause()
 "#;
 
-/// A process that somebody started in a session with others, and that hands over to a successor in that session.
+/// A process that a person started in a session with others, and that hands over to a successor in that session.
 #[test]
 fn the_session_of_an_adopted_process_is_not_its_tree() {
     if !needs("python3") || !needs_root() {

@@ -31,7 +31,7 @@ pub struct LaunchSession {
 }
 
 impl LaunchTraces {
-    /// Records the session of a process of the launch, if the launch created it. A session of others is no evidence:
+    /// Records the session of a process of the launch, if the launch created it. A session of others does not count:
     /// ending its members would end their processes.
     pub fn add_session(&mut self, member: &ProcessHandle, launch_id: &str, group: Option<&Cgroup>) {
         let Some(until) = member.last_in_session() else { return };
