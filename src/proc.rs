@@ -104,10 +104,51 @@ impl ProcStat {
     }
 }
 
-/// Arguments of a process; empty if it has none, or does not exist.
-pub fn arguments(pid: u32) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    bytes.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+/// Maximum bytes of the arguments or the environment of a process. The kernel passes at most 6 MiB to a program, but a
+/// process may declare any part of its memory as its arguments or environment.
+const MAX_STRINGS: u64 = 8 << 20;
+
+/// Arguments or environment of a process. The process controls both: no entry proves anything alone.
+pub struct ProcessStrings(Vec<u8>);
+
+impl ProcessStrings {
+    /// Empty if the process has no arguments or too many, or does not exist.
+    pub fn arguments(pid: u32) -> ProcessStrings {
+        ProcessStrings::read(pid, "cmdline")
+    }
+
+    /// Empty if the process has no environment or too large a one, or does not exist.
+    pub fn environment(pid: u32) -> ProcessStrings {
+        ProcessStrings::read(pid, "environ")
+    }
+
+    fn read(pid: u32, file: &str) -> ProcessStrings {
+        let mut bytes = Vec::new();
+        let read = File::open(format!("/proc/{pid}/{file}"))
+            .and_then(|file| file.take(MAX_STRINGS + 1).read_to_end(&mut bytes));
+        match read {
+            Ok(length) if length as u64 <= MAX_STRINGS => ProcessStrings(bytes),
+            _ => ProcessStrings(Vec::new()),
+        }
+    }
+
+    /// The strings, without the zero bytes that end them.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.split_inclusive(|byte| *byte == 0).map(|one| one.strip_suffix(&[0]).unwrap_or(one))
+    }
+
+    /// The value of a variable; `None`: unset, not text, or longer than `max` bytes.
+    pub fn variable(&self, name: &str, max: usize) -> Option<&str> {
+        let mut values = self.iter().filter_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+        let value = values.next().filter(|value| value.len() <= max)?;
+        std::str::from_utf8(value).ok()
+    }
+}
+
+/// The pids of all processes of this host.
+pub fn pids() -> Vec<u32> {
+    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+    folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -123,6 +164,19 @@ mod tests {
         assert_eq!((stat.user_ticks, stat.threads, stat.virtual_bytes), (11, 3, 3_497_984));
         assert_eq!(stat.child_ticks, 9);
         assert_eq!(ProcStat::parse("7 (a) S 4"), None);
+    }
+
+    #[test]
+    fn strings_end_with_a_zero_byte() {
+        let strings = ProcessStrings(b"A=1\0\0AB=two\0A=3\0LAST=\xff".to_vec());
+        let all: Vec<&[u8]> = strings.iter().collect();
+        assert_eq!(all, [&b"A=1"[..], b"", b"AB=two", b"A=3", b"LAST=\xff"]);
+        assert_eq!((strings.variable("A", 9), strings.variable("AB", 3)), (Some("1"), Some("two")));
+        assert_eq!(
+            [strings.variable("AB", 2), strings.variable("LAST", 9), strings.variable("B", 9)],
+            [None; 3]
+        );
+        assert!(ProcessStrings::arguments(std::process::id()).iter().next().is_some());
     }
 
     #[test]

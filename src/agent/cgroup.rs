@@ -155,22 +155,6 @@ impl Cgroup {
     pub fn kill(&self) -> bool {
         std::fs::write(self.0.join("cgroup.kill"), "1").is_ok()
     }
-
-    /// Kills the remaining members and removes the group, retrying while its last process exits.
-    pub fn clear(self) {
-        if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-            return;
-        }
-        self.kill();
-        tokio::spawn(async move {
-            for _ in 0..50 {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-                    return;
-                }
-            }
-        });
-    }
 }
 
 fn number_or_max(number: f64) -> String {

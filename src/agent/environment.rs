@@ -10,7 +10,10 @@ use crate::model::{EnvValue, Spec};
 
 /// Variables that identify launched processes to the agent. A spec cannot set them.
 const LAUNCH_VARIABLES: [&str; 4] =
-    ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
+    ["ABIDE_INSTANCE", LAUNCH_ID_VARIABLE, "ABIDE_PID", exit_record::RECORD_VARIABLE];
+
+/// The variable with the launch id of a process.
+pub const LAUNCH_ID_VARIABLE: &str = "ABIDE_INCARNATION";
 
 /// The variables of a spec that [`environment`] ignores.
 pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::process::{ProcessHandle, ProcessIdentity, boot_id};
+use crate::proc::{ProcStat, ProcessStrings};
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
@@ -72,14 +73,6 @@ impl ExitRecords {
             Err(error) if error.kind() == io::ErrorKind::NotFound => ExitRecord::Missing,
             Err(_) => ExitRecord::Unreadable,
         }
-    }
-
-    /// The pid that the recording shell wrote, also after its end. The user of the shell can forge it.
-    pub fn shell_pid(&self, id: &str) -> Option<u32> {
-        let mut bytes = Vec::new();
-        File::open(self.path(id)).ok()?.take(MAX_RECORD_BYTES).read_to_end(&mut bytes).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
-        text.split_once('\n')?.0.strip_prefix("pid ")?.trim().parse().ok()
     }
 
     pub fn code(&self, id: &str) -> Option<i32> {
@@ -154,6 +147,16 @@ pub fn hook_id(launch_id: &str) -> String {
     format!("hook-{}", boot_scoped_id(launch_id))
 }
 
+/// The launch id of the check commands of a process. They have no record.
+pub fn probe_id(main: &ProcessIdentity) -> String {
+    format!("probe-{}", boot_scoped_id(&format!("{} {}", main.pid, main.started)))
+}
+
+/// Whether a launch id is that of a command, and not of the process of an instance.
+pub fn is_command_id(launch_id: &str) -> bool {
+    ["command-", "start-", "hook-", "probe-"].iter().any(|kind| launch_id.starts_with(kind))
+}
+
 /// Why the exit record of a command cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitRecordError {
@@ -163,6 +166,10 @@ pub enum ExitRecordError {
     Stuck,
     #[error("cannot read the exit record {id} of this command")]
     Unreadable { id: String },
+    #[error(
+        "outcome unknown: the command and the agent were killed before the exit code was recorded; it is not run again"
+    )]
+    OutcomeUnknown,
 }
 
 /// Waits until a launched shell has written its pid. `Empty`: no shell was launched.
@@ -186,21 +193,34 @@ pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitReco
     }
 }
 
+/// Waits for the processes of a command whose recording shell was killed, at most `time`. `false`: some are still alive.
+///
+/// They are in the session of the shell. A daemon that the command started has left it, and is not waited for.
+pub async fn wait_for_orphans(id: &str, shell: u32, time: Duration) -> bool {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let begun = tokio::time::Instant::now();
+    let is_orphan = |pid: u32| ProcStat::of(pid).is_some_and(|stat| stat.session == shell && stat.is_alive());
+    while processes_with_record(id).into_iter().any(is_orphan) {
+        if begun.elapsed() > time {
+            return false;
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+    true
+}
+
 /// The environment variable with the record id of a recorded command.
 pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
-/// Whether the environment of any process contains the record id.
 fn is_in_any_environment(id: &str) -> bool {
-    let entry = format!("{RECORD_VARIABLE}={id}");
-    let Ok(folder) = std::fs::read_dir("/proc") else { return false };
-    let pids = folder
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
-    let carries = |path: PathBuf| {
-        let environment = std::fs::read(path).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
-    };
-    pids.into_iter().any(|pid| carries(pid.path().join("environ")))
+    !processes_with_record(id).is_empty()
+}
+
+/// The processes whose environment contains the record id.
+fn processes_with_record(id: &str) -> Vec<u32> {
+    let carries =
+        |pid: &u32| ProcessStrings::environment(*pid).variable(RECORD_VARIABLE, id.len()) == Some(id);
+    crate::proc::pids().into_iter().filter(carries).collect()
 }
 
 /// Kills a recording shell and its process group.

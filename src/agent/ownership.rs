@@ -86,7 +86,7 @@ pub struct LaunchEvidence<'a> {
 
 impl LaunchEvidence<'_> {
     /// Whether a process that the launch or its command has started is alive.
-    fn has_new_process(&self, spec: &Spec, rights: &Rights) -> bool {
+    fn has_new_process(&self, rights: &Rights) -> bool {
         // A command that replaces the process runs in its launch, next to older processes.
         let since = if self.replaces.is_some() { self.since } else { 0 };
         let is_new = |identity: &ProcessIdentity| identity.started >= since && !identity.is_claimed();
@@ -99,8 +99,7 @@ impl LaunchEvidence<'_> {
             launch_id: self.launch_id.to_owned(),
             group: None,
             uid: Some(rights.account().uid()),
-            program: spec.identity.proc_name.clone(),
-            traces: LaunchTraces { since: self.since, ..LaunchTraces::default() },
+            traces: LaunchTraces::default(),
         });
         tree.members().iter().any(is_new)
     }
@@ -212,7 +211,7 @@ pub async fn claim_member(
 /// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
 /// or a process of the launch has yet to write the pid file. A stale pid file may name an ended or unrelated process.
 pub async fn may_still_start(spec: &Spec, rights: &Rights, evidence: &LaunchEvidence<'_>) -> bool {
-    if evidence.has_new_process(spec, rights) {
+    if evidence.has_new_process(rights) {
         return true;
     }
     match rights.read_pid_file(&spec.identity.pid_path).await {
@@ -328,7 +327,7 @@ fn descends(
     None
 }
 
-/// The pid of a process under a daemon's identity that this agent neither launched nor adopted. The agent reports it and
+/// The pid of a process under a declared identity that this agent neither launched nor adopted. The agent reports it and
 /// opens no handle on it: only adoption does.
 ///
 /// An error: it is unknown whether one runs.
@@ -360,7 +359,7 @@ pub async fn find_orphan(
     Ok(identity.is_current().then_some((handle, launched.launch_id)))
 }
 
-/// Adopts a daemon that the agent did not launch, on an explicit operation. `None`: no process runs.
+/// Adopts a process that the agent did not launch, on an explicit operation. `None`: no process runs.
 pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let (pid, account) = (identity.pid, rights.account());

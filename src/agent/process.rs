@@ -16,9 +16,10 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::clone_exec::{SpawnedProcess, held_descriptor};
+use super::environment::LAUNCH_ID_VARIABLE;
 use super::reaper;
-use crate::proc::ProcStat;
 pub use crate::proc::boot_id;
+use crate::proc::{ProcStat, ProcessStrings};
 
 /// Identity of a process, unique over pid reuse and reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +91,8 @@ pub struct ProcessHandle {
     exit: OnceLock<Option<i32>>,
     /// The process was killed by a signal.
     is_signalled: AtomicBool,
+    /// Ticks since boot right before the process was reaped, while it was in its session.
+    reaped: OnceLock<Option<u64>>,
 }
 
 impl ProcessHandle {
@@ -119,6 +122,7 @@ impl ProcessHandle {
             session,
             exit,
             is_signalled,
+            reaped: OnceLock::new(),
         })
     }
 
@@ -145,7 +149,24 @@ impl ProcessHandle {
             session: pid,
             exit: OnceLock::new(),
             is_signalled: AtomicBool::new(false),
+            reaped: OnceLock::new(),
         })
+    }
+
+    /// The last time, in ticks since boot, at which the process is known to be in its session; `None`: it has left it. The
+    /// kernel does not reuse the number of a session while a process is in it, also one that ended and is not reaped.
+    pub fn last_in_session(&self) -> Option<u64> {
+        match self.reaped.get() {
+            Some(reaped) => *reaped,
+            None => self.is_in_session().then(ticks_since_boot),
+        }
+    }
+
+    /// A leader never leaves its session.
+    fn is_in_session(&self) -> bool {
+        let is_member =
+            |stat: ProcStat| (stat.session, stat.started) == (self.session, self.identity.started);
+        self.session == self.identity.pid || ProcStat::of(self.identity.pid).is_some_and(is_member)
     }
 
     /// Waits for the end of the process, and reaps it. Returns the exit code of a child of the agent; signal n is 128 + n.
@@ -162,6 +183,7 @@ impl ProcessHandle {
             }
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
+        self.reaped.get_or_init(|| self.is_in_session().then(ticks_since_boot));
         let status = waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten();
         let is_signalled = status.as_ref().is_some_and(|status| status.terminating_signal().is_some());
         self.is_signalled.fetch_or(is_signalled, Ordering::Relaxed);
@@ -241,17 +263,17 @@ pub fn runs_program(pid: u32, name: &str) -> bool {
     if exe == name {
         return true;
     }
-    let args = cmdline(pid);
+    let args = ProcessStrings::arguments(pid);
+    let first = args.iter().next().map(String::from_utf8_lossy).unwrap_or_default();
     // Some programs replace their arguments by a title that begins with their name: `redis-server 127.0.0.1:6379`.
-    let title = args.first().and_then(|first| first.split_whitespace().next()).unwrap_or_default();
-    let first = args.first().map_or("", String::as_str);
-    if [first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
+    let title = first.split_whitespace().next().unwrap_or_default();
+    if [&*first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
         return true;
     }
     const INTERPRETERS: [&str; 8] = ["sh", "bash", "dash", "python", "perl", "ruby", "node", "java"];
     let interpreted = INTERPRETERS.iter().any(|one| exe.starts_with(one)) || exe == "busybox";
-    let script = args.iter().skip(1).find(|arg| !arg.starts_with('-'));
-    interpreted && script.is_some_and(|script| base(script) == name)
+    let script = args.iter().skip(1).find(|arg| !arg.starts_with(b"-"));
+    interpreted && script.is_some_and(|script| base(&String::from_utf8_lossy(script)) == name)
 }
 
 /// Whether a forked process of this executable has closed nearly all of its descriptors, as a launched child does before
@@ -274,12 +296,20 @@ pub fn has_unexecuted_child() -> bool {
     })
 }
 
-pub fn cmdline(pid: u32) -> Vec<String> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let args = bytes.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned());
-    let mut args: Vec<String> = args.collect();
-    args.pop();
-    args
+/// The command line of a process as text, at most 64 KiB of it.
+pub fn command_line(pid: u32) -> String {
+    const MAX_SHOWN: usize = 64 << 10;
+    let args = ProcessStrings::arguments(pid);
+    let mut line = Vec::new();
+    for (number, arg) in args.iter().enumerate() {
+        line.extend_from_slice(if number == 0 { b"" } else { b" " });
+        line.extend_from_slice(arg);
+        if line.len() > MAX_SHOWN {
+            line.truncate(MAX_SHOWN);
+            break;
+        }
+    }
+    String::from_utf8_lossy(&line).into_owned()
 }
 
 /// A process whose environment names a launch. The process controls its environment, so this alone proves nothing.
@@ -292,15 +322,14 @@ pub struct LaunchedProcess {
     pub instance: String,
 }
 
+/// Maximum bytes of a launch id or an instance in an environment: any user can start processes with longer ones.
+const MAX_ID: usize = 4096;
+
 impl LaunchedProcess {
     pub fn of(pid: u32) -> Option<LaunchedProcess> {
-        let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let value = |name: &[u8]| {
-            let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
-            std::str::from_utf8(found).ok().map(str::to_owned)
-        };
-        let launch_id = value(b"ABIDE_INCARNATION=")?;
-        let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
+        let environment = ProcessStrings::environment(pid);
+        let launch_id = environment.variable(LAUNCH_ID_VARIABLE, MAX_ID)?.to_owned();
+        let instance = environment.variable("ABIDE_INSTANCE", MAX_ID).unwrap_or_default().to_owned();
         let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
         let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
         Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
@@ -309,9 +338,7 @@ impl LaunchedProcess {
 
 /// All processes of this host whose environment names a launch.
 pub fn launched_processes() -> Vec<LaunchedProcess> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(LaunchedProcess::of).collect()
+    crate::proc::pids().into_iter().filter_map(LaunchedProcess::of).collect()
 }
 
 /// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not

@@ -152,11 +152,6 @@ pub fn orphans() -> Vec<u32> {
     orphans
 }
 
-/// All claimed processes, by pid and start time.
-pub fn all_claimed() -> Vec<(u32, u64)> {
-    claimed().iter().copied().collect()
-}
-
 fn is_pid_claimed(pid: u32) -> bool {
     claimed().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
 }

@@ -17,6 +17,7 @@ use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, Streams, V
 use super::environment::Environment;
 use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
+use super::launch_mark::LaunchMark;
 use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
 use super::sandbox::{LaunchSandbox, SandboxError};
@@ -224,6 +225,8 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
+        // The mark is for launches without a control group.
+        let mark = LaunchMark::of_variables(&self.env).filter(|_| opened.group.is_none());
         let request = ExecRequest {
             programs,
             args: texts(words)?,
@@ -236,7 +239,7 @@ impl Launch {
             },
             group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
-            restrictions: self.sandbox.restrictions,
+            restrictions: self.sandbox.restrictions.with_mark(mark),
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
             pid_file: pid_file.map(path).transpose()?,

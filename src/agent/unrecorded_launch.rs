@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::context::AgentContext;
+use super::exit_record::is_command_id;
 use super::ownership::{
     OwnershipError, PidFileProcess, claim_process, pid_file_process, refuse_pid_file, refuse_user, wrong_user,
 };
@@ -69,7 +70,8 @@ pub async fn find_unrecorded(
     renamed: bool,
 ) -> Result<(ProcessHandle, String), OwnershipError> {
     let named_pid = pid_file_process(spec, rights).await.required().ok().map(|identity| identity.pid);
-    let candidates = unclaimed.iter().filter(|one| match renamed {
+    let of_processes = unclaimed.iter().filter(|one| !is_command_id(&one.launch_id));
+    let candidates = of_processes.filter(|one| match renamed {
         false => one.instance == key.to_string(),
         // A process with the name of another host, or without a name, is not a renamed process of this instance.
         true => {

@@ -267,7 +267,7 @@ impl Refusal {
 pub enum RefusalReason {
     /// The target does not know the credentials.
     WrongCredentials,
-    /// The credentials do not permit the call, such as an app that is restricted to namespaces.
+    /// The credentials do not permit the call: the app lacks a grant.
     NotPermitted,
     /// The response is not of the expected form.
     InvalidResponse,
@@ -297,6 +297,11 @@ impl BackendError {
             BackendError::NoAnswer | BackendError::Inconclusive(_) => true,
             BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => false,
         }
+    }
+
+    /// Whether the credentials do not permit the call.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 
     /// A response that cannot be read.

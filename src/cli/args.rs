@@ -128,6 +128,7 @@ pub enum Verb {
     Pause(super::commands::manual::pause::PauseArgs),
     Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),
+    Access(super::commands::access::AccessArgs),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
     Convert(ConvertArgs),

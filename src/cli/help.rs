@@ -15,7 +15,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Operate", &["start", "stop", "restart", "reload", "kill", "release", "pause", "resume", "lease"]),
     ("Run", &["up", "down", "serve", "agent"]),
     ("Convert", &["import", "export", "convert"]),
-    (TOOLS, &["doctor", "config", "completions", "man", "version"]),
+    (TOOLS, &["doctor", "config", "access", "completions", "man", "version"]),
 ];
 
 /// The group of verbs that have no other.

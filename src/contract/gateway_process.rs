@@ -36,6 +36,10 @@ pub struct GatewayProcess<S = Value> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
+    /// and not known to be in effect.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub live_spec_unknown: bool,
     #[schemars(with = "Health")]
     pub health: String,
     pub hosting: Hosting,
@@ -172,6 +176,7 @@ impl GatewayProcess {
             owner: self.owner,
             revision: self.revision,
             live_revision: self.live_revision,
+            live_spec_unknown: self.live_spec_unknown,
             sync,
             health: if current { self.health } else { Health::Unknown.word().to_owned() },
             hosting: if current { self.hosting } else { Hosting::Unknown },

@@ -6,6 +6,7 @@
 //!
 //! A time is a text in RFC 3339. An `Option` is `null` when unset, unless the field is skipped.
 
+mod access;
 mod apply_report;
 mod event;
 mod figures;
@@ -26,6 +27,7 @@ mod status;
 mod task;
 mod words;
 
+pub use access::AccessInfo;
 pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};

@@ -32,6 +32,10 @@ pub struct ProcessRow {
     pub revision: Option<SpecRevision>,
     /// Of the spec in effect.
     pub live_revision: Option<SpecRevision>,
+    /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
+    /// and not known to be in effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live_spec_unknown: bool,
     pub sync: SyncStatus,
     /// The word of the agent.
     #[schemars(with = "Health")]
@@ -42,7 +46,7 @@ pub struct ProcessRow {
     pub report_time: Option<String>,
 }
 
-/// Names of the fields of [`ProcessRow`].
+/// Names of the fields that every [`ProcessRow`] has.
 pub const ROW_FIELDS: [&str; 17] = [
     "instance",
     "namespace",
@@ -64,7 +68,7 @@ pub const ROW_FIELDS: [&str; 17] = [
 ];
 
 /// Additional fields of an [`OfflineRow`].
-const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+const EXTRA_FIELDS: [&str; 5] = ["spec", "live_spec", "live_spec_unknown", "ran", "unknown"];
 
 /// Every field that `plan --observed` knows.
 pub fn row_fields() -> impl Iterator<Item = &'static str> {
@@ -288,6 +292,8 @@ pub struct OfflineRow<'a> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    #[serde(default)]
+    pub live_spec_unknown: bool,
     pub health: Option<String>,
     pub since: Option<String>,
     pub report_time: Option<String>,
@@ -321,6 +327,7 @@ mod tests {
             owner: None,
             revision: None,
             live_revision: None,
+            live_spec_unknown: false,
             sync: SyncStatus::InSync,
             health: "Healthy".to_owned(),
             hosting: Hosting::Unknown,

@@ -116,6 +116,9 @@ pub struct TargetReport {
     pub processes_running: usize,
     /// Processes that are out of sync or unhealthy.
     pub not_as_told: Vec<OutOfSyncInstance>,
+    /// Processes that were adopted and not restarted since: the spec that they run with is unknown.
+    #[serde(default)]
+    pub unknown_specs: Vec<InstanceKey>,
     pub holds: usize,
     pub pauses: usize,
     pub pins: Vec<PinnedOwner>,

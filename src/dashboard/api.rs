@@ -210,6 +210,7 @@ fn process(row: &Row) -> ControllerProcess {
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered).filter(|_| there),
         live_revision: revision(&seen.specs.live).filter(|_| there),
+        live_spec_unknown: seen.specs.is_live_assumed,
         sync: row.sync,
         health: health_of(row).word().to_owned(),
         hosting: hosting_of(row),

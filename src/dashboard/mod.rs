@@ -44,8 +44,8 @@ use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
     AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, CredentialScope,
-    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, end_on_revocation,
-    read_body,
+    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, admit_known,
+    end_on_revocation, read_body,
 };
 use crate::store::Store;
 
@@ -240,7 +240,7 @@ async fn respond<S: Store>(
     }
     authorize(dashboard, parts, route).await?;
     // After the header checks: the body of a caller without the token is not read.
-    let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
+    let admit = || admit_known(&shared.known, None).map_err(|resource| overloaded(connection, resource));
     let view = dashboard.access.view(parts);
     Ok(match route {
         Route::Page => page::page(board, view, dashboard.access.token.is_some()),
@@ -427,7 +427,7 @@ async fn read_whole_body(
             error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB or incomplete")
         }
         BodyError::TooSlow => error_response(StatusCode::REQUEST_TIMEOUT, "reading the body timed out"),
-        BodyError::NoMemory => overloaded(connection, LimitedResource::BodyMemory),
+        BodyError::Exhausted(resource) => overloaded(connection, resource),
         BodyError::Evicted => busy(
             StatusCode::SERVICE_UNAVAILABLE,
             "too many concurrent requests of unauthenticated callers: try again",

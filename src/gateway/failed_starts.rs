@@ -3,9 +3,9 @@
 //! A failed start registers nothing, so that the planner finds the instance absent and plans the same start again. The
 //! report of the attempt is stored under a key of its own until a start succeeds, or for a day.
 
+use super::access::Grant;
 use super::processes::Query;
 use super::registry::RegistryRecord;
-use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::Report;
 use crate::clock;
@@ -22,7 +22,7 @@ impl<S: Store> Gateway<S> {
         &self,
         page: &mut ProcessPage,
         query: &Query,
-        may: NamespaceFilter<'_>,
+        grant: &Grant,
         limit: usize,
     ) -> Result<(), ApiError> {
         let prefix = keys::failed_starts_prefix(query.exact_namespace());
@@ -38,7 +38,9 @@ impl<S: Store> Gateway<S> {
                 let report = readable(entry.decode::<Report>()).filter(is_current);
                 let (Some(key), Some(report)) = (keys::failed_start_of(&entry.key), report) else { continue };
                 let is_registered = self.store.get(&keys::registration(&key)).await?.is_some();
-                if may(key.namespace.as_str()) && !is_registered {
+                let owner =
+                    report.history.failed_start.as_ref().and_then(|failed| failed.spec.owner.as_deref());
+                if grant.may_see(&key, owner) && !is_registered {
                     page.items.extend(self.failed_start_row(&key, &report, query));
                 }
             }

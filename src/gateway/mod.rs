@@ -2,9 +2,9 @@
 //!
 //! # Theory of operation
 //! [`middleware`] resolves a request to a call ([`routes`]: one call has several paths), authenticates the caller
-//! ([`auth`]) and reads the body. [`handlers`] runs the call as a method of [`Gateway`]: [`registry`] stores
-//! registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with HTTP 200, also for
-//! a failure.
+//! ([`auth`], [`apps`]), checks its role and reads the body. [`handlers`] runs the call as a method of [`Gateway`]:
+//! [`registry`] stores registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with
+//! HTTP 200, also for a failure. [`access`] decides every request; [`scope`] looks up the owners that it compares.
 //!
 //! A task is in the store before its id is returned; then its items are sent to the agent sessions of their hosts
 //! ([`hosts`], [`channel`]). An agent's results and reports are written in one commit and acknowledged after it; the
@@ -21,6 +21,9 @@
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
+pub mod access;
+mod app_limits;
+pub mod apps;
 pub mod auth;
 mod batch;
 mod channel;
@@ -46,8 +49,10 @@ mod report_limits;
 mod report_usage;
 mod results;
 pub mod routes;
+mod scope;
 mod secrets;
 mod state;
+mod state_scope;
 mod status;
 mod tasks;
 
@@ -177,7 +182,7 @@ impl<S: Store> Gateway<S> {
 }
 
 /// Caller of a change, with the headers of Abide's own clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub app: String,
     pub owner: Option<String>,
@@ -185,18 +190,14 @@ pub struct Caller {
     pub generation: Option<u64>,
     /// Idempotency key of the call.
     pub op: Option<String>,
-    /// Patterns of the namespaces that the app may see.
-    pub sees: Vec<String>,
+    pub grant: Arc<access::Grant>,
+    pub limits: app_limits::AppLimits,
 }
 
 impl Caller {
     /// Whether the call is from one of Abide's own clients, which send these headers with every change.
     fn is_abide(&self) -> bool {
         self.op.is_some() || self.generation.is_some()
-    }
-
-    fn may_see(&self, namespace: &str) -> bool {
-        self.sees.iter().any(|pattern| crate::model::glob(pattern, namespace))
     }
 }
 
@@ -211,7 +212,7 @@ pub enum ApiError {
     /// The task is not queued yet; the caller polls again.
     #[error("the task is not queued yet")]
     NotQueued,
-    /// The credentials do not cover the namespace.
+    /// The credentials do not permit the call.
     #[error("{0}")]
     NotAllowed(String),
     /// Another caller owns the resource, such as an agent's host.
@@ -230,6 +231,12 @@ pub enum ApiError {
 impl From<crate::gse::request::RequestError> for ApiError {
     fn from(wrong: crate::gse::request::RequestError) -> ApiError {
         ApiError::BadRequest(wrong.to_string())
+    }
+}
+
+impl From<access::MissingGrant> for ApiError {
+    fn from(missing: access::MissingGrant) -> ApiError {
+        ApiError::NotAllowed(missing.to_string())
     }
 }
 

@@ -6,11 +6,11 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
-use super::routes::{ApiCall, RouteAccess, all};
+use super::routes::{ApiCall, RouteRule, all};
 use crate::agent_protocol::{Acked, FiguresUpdate, FromAgent, Join, Joined, LogChunk};
 use crate::contract::{
-    FigureSeries, HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet, ServerHealth,
-    StoreAnswer, StoreRequest, TaskAnswer,
+    AccessInfo, FigureSeries, HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet,
+    ServerHealth, StoreAnswer, StoreRequest, TaskAnswer,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -55,10 +55,10 @@ fn operation(schemas: &mut SchemaSet, method: &str, path: &str, call: ApiCall) -
     if !parameters.is_empty() {
         operation["parameters"] = Value::Array(parameters);
     }
-    match call.access() {
-        RouteAccess::Anybody => operation["security"] = json!([]),
-        RouteAccess::Agent => operation["security"] = json!([{"token": []}]),
-        RouteAccess::App | RouteAccess::Everywhere => {}
+    match call.rule() {
+        RouteRule::Public => operation["security"] = json!([]),
+        RouteRule::Agent => operation["security"] = json!([{"token": []}]),
+        RouteRule::App(..) => {}
     }
     operation
 }
@@ -88,6 +88,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Hosts => "List hosts with an agent",
         ApiCall::Tasks => "List the latest tasks",
         ApiCall::State => "Access the store of controllers: journals, ledgers, holds, leases",
+        ApiCall::Access => "Get the role, namespaces, hosts, users and owners of the calling app",
         ApiCall::Join => "Agents: open a session for hosts",
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
         ApiCall::Tell => "Agents: send results and reports",
@@ -116,7 +117,7 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::AgentLogs => schemas.request::<LogChunk>(),
         ApiCall::AgentFigures => schemas.request::<FiguresUpdate>(),
         ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
-        ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs => return None,
+        ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs | ApiCall::Access => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
     })
 }
@@ -166,7 +167,7 @@ fn headers(call: ApiCall) -> Vec<Value> {
         ),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
-    match call.changes() && call.access() == RouteAccess::App {
+    match call.changes() && matches!(call.rule(), RouteRule::App(..)) {
         true => ours.map(header).to_vec(),
         false => Vec::new(),
     }
@@ -198,6 +199,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Hosts => envelope::<Vec<HostEntry>>(schemas),
         ApiCall::Tasks => envelope::<TaskAnswer>(schemas),
         ApiCall::State => envelope::<StoreAnswer>(schemas),
+        ApiCall::Access => envelope::<AccessInfo>(schemas),
         ApiCall::Join => envelope::<Joined>(schemas),
         ApiCall::Tell => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),
@@ -219,7 +221,7 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     if call == ApiCall::Ready {
         all["503"] = json!({"description": "not ready, with the cause", "content": answer});
     }
-    if call.access() == RouteAccess::Anybody {
+    if call.rule() == RouteRule::Public {
         return all;
     }
     let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});

@@ -96,6 +96,7 @@ impl<S: Store> Gateway<S> {
                             Ok(given) => Some(given),
                             Err(unknown) => {
                                 let message = unknown.to_string();
+                                self.check_change(caller, &instance, None).await?;
                                 rows.insert(row_key, Row::new(RowCode::COMMAND_FAILED, message));
                                 continue;
                             }
@@ -103,6 +104,7 @@ impl<S: Store> Gateway<S> {
                     }
                     None => None,
                 };
+                self.check_change(caller, &instance, given.as_ref()).await?;
                 let (row, part) = match &given {
                     Some(given) => {
                         let update = call == RegistryCall::Update;

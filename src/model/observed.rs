@@ -48,6 +48,8 @@ pub struct ObservedSpecs {
     pub registered: KnownSpec,
     /// The spec in effect in the running process.
     pub live: KnownSpec,
+    /// The process was adopted and not restarted since: `live` is the spec of its adoption.
+    pub is_live_assumed: bool,
     /// The spec of the last run.
     pub ran: LastRun,
 }

@@ -77,6 +77,8 @@ pub struct PlanDraft<'a> {
     pub lost: usize,
     /// Number of instances adopted with a live spec that differs from the wanted one.
     pub deferred: usize,
+    /// Adopted instances that were not restarted since, counted per process.
+    pub assumed: BTreeMap<ProcessKey, usize>,
 }
 
 /// Whether a chain contains one of these operations.

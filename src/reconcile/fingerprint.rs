@@ -42,7 +42,8 @@ pub fn fingerprint(
 
 fn facts(seen: &ObservedInstance) -> String {
     let ObservedInstance { unknown, registered, hosted, running, owner, specs, .. } = seen;
-    let ObservedSpecs { registered: given, live, ran } = specs;
+    // Whether the live spec is assumed changes no step.
+    let ObservedSpecs { registered: given, live, is_live_assumed: _, ran } = specs;
     let ran = match ran {
         LastRun::Unknown => "unknown".to_owned(),
         LastRun::Never => "never".to_owned(),

@@ -108,7 +108,8 @@ impl<'a> Planner<'a> {
                 .unsupported_fields
                 .extend(self.unsupported_fields.iter().filter(|field| want.spec.is_set(**field)));
         }
-        if there.is_some_and(|present| self.is_in_sync(present, want)) {
+        if let Some(present) = there.filter(|present| self.is_in_sync(*present, want)) {
+            self.note_assumed_spec(key, present);
             self.found.in_sync += 1;
             return;
         }
@@ -123,6 +124,13 @@ impl<'a> Planner<'a> {
             };
         }
         self.chain(key, want, present, None);
+    }
+
+    /// Counts an adopted process that was not restarted since: the spec that it runs with is unknown.
+    fn note_assumed_spec(&mut self, key: &InstanceKey, present: Present<'_>) {
+        if present.seen().specs.is_live_assumed && present.running {
+            *self.found.assumed.entry(key.process()).or_default() += 1;
+        }
     }
 
     /// The message for an instance whose report is too old, in sync or not.
@@ -234,10 +242,15 @@ impl<'a> Planner<'a> {
             );
             return self.hold(key, want, HoldReason::NotOwned, detail);
         }
+        let replaces = |op: Op| matches!(op, Op::Restart | Op::Start | Op::Stop | Op::Kill);
+        if let Some(present) = there.filter(|_| !ops.iter().any(|(op, _)| replaces(*op))) {
+            self.note_assumed_spec(key, present);
+        }
         if ops.is_empty() {
             self.found.in_sync += 1;
             return;
         }
+        let target = self.target_spec(want);
         let reasons = StepReasons {
             target,
             present,

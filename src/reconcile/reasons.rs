@@ -83,7 +83,10 @@ impl<'w, 'a> StepReasons<'w, 'a> {
             }
             Op::Register if self.is.given.is_none() => vec![self.plain(Rule::NotRegistered)],
             Op::Register => self.spec_unknown_reasons(),
-            Op::Supervise if !self.is.hosted => vec![self.plain(Rule::NotHosted)],
+            Op::Supervise if !self.is.hosted => {
+                let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
+                adopted.into_iter().chain([self.plain(Rule::NotHosted)]).collect()
+            }
             Op::Supervise => self.spec_unknown_reasons(),
             Op::Unsupervise
                 if which == SpecSide::Old

@@ -8,8 +8,7 @@ use crate::process_tree::{
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, kill, lines, parent_of, processes};
 
-/// Forks, leaves its session, loses its environment and exits at random. Without control groups, a process that has left
-/// both the session and the launch id behind cannot be proven, so none does both. A line `begun` per fork, a line with the pid per
+/// Forks, leaves its session, loses its environment and exits at random. A line `begun` per fork, a line with the pid per
 /// process that has done all that.
 const RANDOM_TREE: &str = r#"
 import os, random, sys
@@ -18,24 +17,22 @@ def note(text):
     file = os.open("tree.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (text + "\n").encode())
     os.close(file)
-def live(path, keeps):
+def live(path):
     dice = random.Random(seed + path)
-    if path and dice.random() < 0.3:
-        os.setsid()
-        keeps = True
+    if path and dice.random() < 0.3: os.setsid()
     for nth in range(dice.randint(0, 3) if len(path) < 4 else 0):
         note("begun")
         if os.fork() == 0:
-            return live(path + str(nth), keeps)
+            return live(path + str(nth))
     note(f"settled {os.getpid()}")
     act = dice.random() if path else 1
     if act < 0.4:
         os._exit(0)
-    if act < 0.7 and not keeps:
+    if act < 0.7:
         os.execve("/bin/sleep", ["sleep", "1000"], {})
     os.execve("/bin/sleep", ["sleep", "1000"], os.environ)
 note("begun")
-live("", False)
+live("")
 "#;
 
 #[test]

@@ -259,7 +259,6 @@ impl InstanceTask {
             launch_id,
             group,
             uid: self.uid_of(spec),
-            program: spec.identity.proc_name.clone(),
             traces,
         });
         let killed = tree.end(Duration::ZERO).await;

@@ -6,7 +6,7 @@ use super::InstanceTask;
 use crate::agent::error::AgentError;
 use crate::agent::figures::tree_usage::MeasuredTree;
 use crate::agent::meter::{memory, processors};
-use crate::agent::process::cmdline;
+use crate::agent::process::command_line;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::gse::response::{LiveFigures, LiveInstance, LiveProcess, LiveStatus};
@@ -24,7 +24,7 @@ impl InstanceTask {
             pid: pid.map_or(-1, i64::from),
             is_auto: self.state.hosted && foreign_pid.is_none(),
             process_name: owned.spec.identity.proc_name.clone(),
-            cmdline: pid.map(|pid| cmdline(pid).join(" ")).unwrap_or_default(),
+            cmdline: pid.map(command_line).unwrap_or_default(),
             start_time: own_pid.map(|_| Time(self.state.started).to_string()).unwrap_or_default(),
             // 0 for a process that this agent did not start, and for none.
             elapsed_time: json!(own_pid.map_or(0, |_| elapsed_ms / 1000)),

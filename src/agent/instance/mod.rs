@@ -39,7 +39,6 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-pub use self::hooks::kill_leftovers;
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
@@ -109,6 +108,8 @@ struct LaunchSchedule {
     last: Option<Instant>,
     /// A start or restart failed: a supervised process is relaunched once the result is written.
     failed: bool,
+    /// The process ended while no agent ran.
+    is_unobserved: bool,
 }
 
 /// The operation in progress, and the remains of an operation that an earlier agent began.
@@ -129,7 +130,7 @@ pub(super) struct OperationProgress {
 struct PidFileState {
     /// Spec and pid of an ended foreground process whose pid file still has to be removed.
     old: Option<(Arc<Spec>, u32)>,
-    /// Pid of a foreign daemon under this identity, when last observed.
+    /// Pid of a foreign process under this identity, when last observed.
     foreign_pid: Option<u32>,
 }
 
@@ -249,8 +250,8 @@ impl InstanceTask {
                 code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
                 command = commands.recv() => TaskEvent::Command(command),
                 _ = async { match writer { Some(writer) => writer.handle.wait_exit().await, None => pending().await } } => TaskEvent::WriterExited,
-                result = async { match check_task { Some(check_task) => check_task.await, None => pending().await } } => {
-                    TaskEvent::Checked(result.unwrap_or_default())
+                result = async { match check_task { Some(check_task) => check_task.result().await, None => pending().await } } => {
+                    TaskEvent::Checked(result)
                 }
                 due = async { match due { Some((at, due)) => { sleep_until(at.into()).await; due } None => pending().await } } => {
                     TaskEvent::Timer(due)
@@ -445,7 +446,8 @@ impl InstanceTask {
         if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
             && !run.incarnation.is_empty()
         {
-            run.traces.add_session(handle.session, handle.identity.pid);
+            let group = run.group();
+            run.traces.add_session(handle, &run.incarnation, group.as_ref());
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.launches.series, wall, passed);

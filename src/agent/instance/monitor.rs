@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tracing::warn;
 
-use tokio::task::JoinHandle;
-
 use super::InstanceTask;
 use super::ending::stop_signal;
-use crate::agent::checks::{self, CheckResult, FileSums};
+use crate::agent::checks::{self, CheckResult, CheckTask, CheckedProcess, FileSums};
 use crate::agent::figures::tree_usage::MeasuredTree;
 use crate::agent::health::{HealthFailure, HealthSettings, HealthState};
 use crate::agent::meter::{
@@ -41,7 +39,7 @@ pub(super) struct Monitors {
     pub(super) config: Vec<(String, ConfigState)>,
     files: FileSums,
     check_count: u32,
-    pub(super) check_task: Option<JoinHandle<CheckResult>>,
+    pub(super) check_task: Option<CheckTask>,
     pub(super) sample_at: Option<Instant>,
     pub(super) check_at: Option<Instant>,
     pub(super) trim_at: Option<Instant>,
@@ -160,7 +158,7 @@ impl InstanceTask {
         let files = std::mem::take(&mut self.monitors.files);
         let (key, live, main) = (self.key.clone(), run.live.clone(), handle.identity.clone());
         let shared = Arc::clone(&self.shared);
-        self.monitors.check_task = Some(tokio::spawn(async move {
+        self.monitors.check_task = Some(CheckTask::spawn(async move {
             let rights = match shared.rights_of(&live.spec) {
                 Ok(rights) => rights,
                 Err(error) => {
@@ -169,7 +167,8 @@ impl InstanceTask {
                 }
             };
             let _permit = shared.check_permits.acquire(rights.account().uid()).await;
-            checks::run_checks(key, live, rights, main, with_version, files).await
+            let process = CheckedProcess { shared: &shared, key: &key, spec: &live.spec, rights, main };
+            process.check(with_version, files).await
         }));
     }
 

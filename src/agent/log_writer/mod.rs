@@ -112,6 +112,7 @@ pub fn config_of(spec: &Spec, name: &str, account: &Account) -> Option<WriterCon
         max_size: spec.log.max_size.unwrap_or(LogRotation::MAX_SIZE),
         keep: spec.log.keep.unwrap_or(LogRotation::KEEP),
         is_own: account.is_own(),
+        ids: None,
     })
 }
 
@@ -146,10 +147,12 @@ fn start_writer(
     let failed = |source: io::Error| LogWriterError::Start { user: user(), source };
     let (status, report) = io::pipe().map_err(failed)?;
     let null = File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
-    let text = serde_json::to_string(config).map_err(|error| failed(error.into()))?;
+    // The writer takes the ids itself: a process of its user never has access to it, not even between `execve` and that.
+    let ids = nix::unistd::geteuid().is_root().then(|| (account.uid, account.gid, account.groups.clone()));
+    let config = WriterConfig { ids, ..config.clone() };
+    let text = serde_json::to_string(&config).map_err(|error| failed(error.into()))?;
     let argument = CString::new(text).map_err(|error| failed(error.into()))?;
     let name = CString::new(PROGRAM_NAME).map_err(|error| failed(error.into()))?;
-    let ids = nix::unistd::geteuid().is_root();
     let request = ExecRequest {
         programs: vec![c"/proc/self/exe".to_owned()],
         args: vec![name, argument],
@@ -157,10 +160,10 @@ fn start_writer(
         folder: c"/".to_owned(),
         streams: Streams { input: reader.as_fd(), output: null.as_fd(), code: Some(report.as_fd()) },
         group: None,
-        ids: ids.then(|| (account.uid, account.gid, account.groups.clone())),
+        ids: None,
         restrictions: Restrictions::default(),
         namespace: None,
-        is_own: account.is_own(),
+        is_own: true,
         pid_file: None,
     };
     let spawned = request.spawn(&VforkGuard::default());

@@ -41,6 +41,27 @@ pub struct WriterConfig {
     pub keep: u32,
     /// The user is the agent's own: links of other users are not followed.
     pub is_own: bool,
+    /// User, group and further groups that the writer takes; `None`: those that it begins with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<(u32, u32, Vec<u32>)>,
+}
+
+/// Denies the processes of the own user access to this one: a writer is outside the sandbox of the process that it serves, and
+/// `/proc/PID/root` and ptrace would lead out of it.
+fn close_to_user() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
+/// Takes the ids of the user. The process has one thread.
+fn take_ids((user, group, groups): (u32, u32, Vec<u32>)) -> io::Result<()> {
+    use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
+    // SAFETY: a system call on this process alone; a null name makes a keyring without one.
+    unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    setgroups(&groups.into_iter().map(Gid::from_raw).collect::<Vec<_>>())?;
+    setresgid(group, group, group)?;
+    Ok(setresuid(user, user, user)?)
 }
 
 /// Runs the program if the binary was started under its name.
@@ -57,7 +78,15 @@ pub fn run_if_named() -> Option<ExitCode> {
 }
 
 fn run(config: WriterConfig) -> io::Result<()> {
-    let WriterConfig { path, name, max_size, keep, is_own } = config;
+    let WriterConfig { path, name, max_size, keep, is_own, ids } = config;
+    if let Some(ids) = ids {
+        // Once more afterwards: the change of the ids resets this to a setting of the host.
+        let taken = close_to_user().and_then(|()| take_ids(ids)).and_then(|()| close_to_user());
+        if let Err(error) = taken {
+            report(format!("cannot take the ids of the user: {error}"));
+            return Err(error);
+        }
+    }
     let rule = if is_own { WalkRule::Trusting(nix::unistd::geteuid().as_raw()) } else { WalkRule::Any };
     let limits = RotationLimits { max_size: max_size.max(1), keep };
     let opened = RotatingLog::open(&path, &name, rule, limits);

@@ -5,29 +5,31 @@
 //! - in the control group of the launch, which the kernel passes on to every descendant,
 //! - a descendant of the main process or of another member,
 //! - in a session that the launch created,
-//! - a process of the account with the launch id in its environment, or
+//! - a process of the account with the launch id in its environment,
+//! - a process of the account with the mark of the launch ([`LaunchMark`]), or
 //! - a process that was observed to descend from the main process ([`LaunchTraces`]).
 //!
-//! A process may leave each of these, so all of them count. An orphan that has left all of them is a member if it can only
-//! come from this launch ([`ProcessTree::is_stray`]).
+//! A process may leave each of these, so all of them count. Each is a proof: a process without any is never a member,
+//! although it may be an orphan of the agent, run the same program or have the same user.
 //!
 //! A process of another launch, and one that an instance holds, is never a member.
 
 mod scan;
 mod traces;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::Instant;
+use tracing::info;
 
-pub use self::scan::LaunchInFlight;
 use self::scan::ProcessTable;
 use self::traces::named;
 pub use self::traces::{LaunchRecord, LaunchSession, LaunchTraces};
 use super::cgroup::Cgroup;
-use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, runs_program, uids};
+use super::launch_mark::LaunchMark;
+use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, uids};
 use super::reaper;
 use super::state::ProcessRun;
 use crate::proc::ProcStat;
@@ -115,7 +117,7 @@ impl ProcessTree {
         if let Some(held) = held.filter(|held| held.identity == run.identity) {
             traces.observe(held);
             if !run.incarnation.is_empty() {
-                traces.add_session(held.session, held.identity.pid);
+                traces.add_session(held, &run.incarnation, run.group().as_ref());
             }
         }
         let launch = LaunchRecord {
@@ -123,7 +125,6 @@ impl ProcessTree {
             launch_id: run.incarnation.clone(),
             group: run.group.clone(),
             uid,
-            program: run.live.spec.identity.proc_name.clone(),
             traces,
         };
         ProcessTree { main: Some(run.identity.clone()), group: run.group(), launch }
@@ -134,8 +135,28 @@ impl ProcessTree {
         ProcessTree { main: None, group: launch.group.as_deref().map(Cgroup::at), launch }
     }
 
+    /// The tree of a command that is not part of a launch, such as a hook or a health probe.
+    pub fn of_command(id: &str, group: Option<Cgroup>, uid: u32) -> ProcessTree {
+        let launch = LaunchRecord {
+            boot: boot_id().to_owned(),
+            launch_id: id.to_owned(),
+            group: group.as_ref().map(Cgroup::path),
+            uid: Some(uid),
+            traces: LaunchTraces::default(),
+        };
+        ProcessTree { main: None, group, launch }
+    }
+
     pub fn launch(&self) -> &LaunchRecord {
         &self.launch
+    }
+
+    fn id(&self) -> &str {
+        &self.launch.launch_id
+    }
+
+    fn mark(&self) -> LaunchMark {
+        LaunchMark::of(self.id())
     }
 
     /// The members, except the main process and ended ones.
@@ -222,7 +243,7 @@ impl ProcessTree {
         if self.main.as_ref().is_some_and(same) || self.launch.traces.observed.iter().any(same) {
             return true;
         }
-        self.carries_id(pid) || self.is_stray(pid, stat)
+        self.bears_mark(pid, stat) || self.carries_id(pid)
     }
 
     /// Whether the user of a process matches the account. A process of a root account may have dropped privileges.
@@ -236,20 +257,20 @@ impl ProcessTree {
     fn carries_id(&self, pid: u32) -> bool {
         let launch_id = &self.launch.launch_id;
         let has_id = |launched: LaunchedProcess| launched.launch_id == *launch_id;
-        !launch_id.is_empty() && LaunchedProcess::of(pid).is_some_and(has_id) && self.is_user(pid)
+        // The user first: the environment of another user's process is not even read.
+        !launch_id.is_empty() && self.is_user(pid) && LaunchedProcess::of(pid).is_some_and(has_id)
     }
 
-    /// Whether an orphan without any other evidence comes from this launch: it started after the launch began, is a child of
-    /// this agent and so of one of its launches, runs the program of the spec as its user, and has no other source.
-    fn is_stray(&self, pid: u32, stat: &ProcStat) -> bool {
-        let LaunchRecord { launch_id, traces, program, .. } = &self.launch;
-        let is_new = traces.since > 0 && stat.started >= traces.since && !launch_id.is_empty();
-        is_new
-            && stat.parent == std::process::id()
-            && self.is_user(pid)
-            && runs_program(pid, program)
-            && LaunchedProcess::of(pid).is_none()
-            && !scan::has_other_source(self.main.as_ref(), program, pid, stat)
+    /// Whether a process has inherited the mark of the launch, and its user matches. Every user can set the mark for own
+    /// processes: one of another user than the account, as after a drop of privileges, must also be an orphan of this
+    /// agent's launches.
+    fn bears_mark(&self, pid: u32, stat: &ProcStat) -> bool {
+        let LaunchRecord { launch_id, uid, .. } = &self.launch;
+        let is_account = || *uid == uids(pid).map(|ids| ids[0]);
+        !launch_id.is_empty()
+            && uid.is_some()
+            && LaunchMark::of(launch_id).is_on(pid)
+            && (is_account() || self.is_user(pid) && stat.parent == std::process::id())
     }
 
     /// Whether another instance holds the process, or another launch started it.
@@ -275,6 +296,28 @@ impl ProcessTree {
             group.remove_if_empty();
         }
         killed
+    }
+
+    /// Kills what an ended command of this agent left behind. Cheap: its processes are orphans of this agent, or become
+    /// orphans when their parents are killed. No scan of all processes is needed.
+    pub async fn end_leftovers(&self) {
+        let until = Instant::now() + KILL_TIMEOUT;
+        if let Some(group) = &self.group {
+            let mut interval = POLL_INTERVALS.0;
+            while !group.remove_if_empty() && Instant::now() < until {
+                group.kill();
+                tokio::time::sleep(interval).await;
+                interval = (interval * 2).min(POLL_INTERVALS.1);
+            }
+        }
+        while !reaper::orphans().is_empty() && Instant::now() < until {
+            let own = self.own_orphans(until).await;
+            if own.is_empty() {
+                return;
+            }
+            own.iter().for_each(|one| signal(one, Signal::KILL));
+            wait_for_end(&own, until).await;
+        }
     }
 
     /// Kills the members, and with a control group the main process too. New members are searched until none is left or the
@@ -343,6 +386,27 @@ impl ProcessTree {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Ends the commands that an earlier agent left behind. One scan finds the commands that have a process.
+pub async fn end_commands(trees: Vec<ProcessTree>) {
+    if trees.is_empty() {
+        return;
+    }
+    let table = ProcessTable::read();
+    let mut ids: HashSet<String> = HashSet::new();
+    let marks: HashMap<LaunchMark, &str> = trees.iter().map(|tree| (tree.mark(), tree.id())).collect();
+    for pid in table.pids() {
+        let marked = LaunchMark::on(pid).and_then(|mark| marks.get(&mark).copied().map(str::to_owned));
+        ids.extend(marked.or_else(|| LaunchedProcess::of(pid).map(|launched| launched.launch_id)));
+    }
+    for tree in &trees {
+        let is_empty = tree.group.as_ref().is_none_or(Cgroup::remove_if_empty);
+        if !is_empty || ids.contains(tree.id()) {
+            let killed = tree.end(Duration::ZERO).await;
+            info!(command = tree.id(), "ended a command of an earlier agent: {killed}");
         }
     }
 }

@@ -1,10 +1,7 @@
 //! Scan of all processes of this host for the members of a tree.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, MutexGuard};
 
-use crate::agent::process::ProcessIdentity;
-use crate::agent::reaper;
 use crate::proc::ProcStat;
 
 /// All processes of this host.
@@ -15,6 +12,10 @@ impl ProcessTable {
         let Ok(folder) = std::fs::read_dir("/proc") else { return ProcessTable(BTreeMap::new()) };
         let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         ProcessTable(pids.filter_map(|pid| Some((pid, ProcStat::of(pid)?))).collect())
+    }
+
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.0.keys().copied()
     }
 
     pub fn started(&self, pid: u32) -> Option<u64> {
@@ -55,53 +56,5 @@ impl ProcessTable {
             }));
         }
         members
-    }
-}
-
-/// Programs of the daemon launches whose main process is not claimed yet.
-static IN_FLIGHT: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-fn in_flight() -> MutexGuard<'static, Vec<String>> {
-    IN_FLIGHT.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// A launch in flight: while another one of the same program exists, an orphan of that program has no certain source.
-pub struct LaunchInFlight(String);
-
-impl LaunchInFlight {
-    pub fn begin(program: &str) -> LaunchInFlight {
-        in_flight().push(program.to_owned());
-        LaunchInFlight(program.to_owned())
-    }
-}
-
-impl Drop for LaunchInFlight {
-    fn drop(&mut self) {
-        let mut all = in_flight();
-        if let Some(at) = all.iter().position(|one| *one == self.0) {
-            all.swap_remove(at);
-        }
-    }
-}
-
-/// Whether another launch can have started an orphan that runs this program. A run (`main`) excludes it if no other process
-/// is held. A failed launch excludes it if the orphan is in no session of a held process, and no other launch of the program
-/// is in flight.
-pub fn has_other_source(main: Option<&ProcessIdentity>, program: &str, pid: u32, stat: &ProcStat) -> bool {
-    let own = std::fs::read_link("/proc/self/exe").ok();
-    // A process of the agent's own program is not a launch.
-    let is_launch = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok() != own;
-    let main = main.map(|main| (main.pid, main.started));
-    let mut others = reaper::all_claimed().into_iter().filter(|one| Some(*one) != main && is_launch(one.0));
-    if !is_launch(pid) {
-        return true;
-    }
-    match main {
-        Some(_) => others.next().is_some(),
-        None => {
-            let in_session = |pid: u32| ProcStat::of(pid).is_some_and(|one| one.session == stat.session);
-            others.any(|one| in_session(one.0))
-                || in_flight().iter().filter(|one| *one == program).count() > 1
-        }
     }
 }

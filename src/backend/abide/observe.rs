@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::process::observed_instance;
 use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
-use crate::contract::{FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
+use crate::contract::{AccessInfo, FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
 use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
 
 /// Rows per page.
@@ -54,6 +54,11 @@ impl Abide {
 
     pub async fn hosts(&self) -> Result<Vec<HostEntry>, BackendError> {
         read(&self.get("/api/abide/v1/hosts").await?)
+    }
+
+    /// What the app of this client may do.
+    pub async fn access(&self) -> Result<AccessInfo, BackendError> {
+        read(&self.get("/api/abide/v1/access").await?)
     }
 
     pub async fn tasks(&self) -> Result<Vec<TaskEntry>, BackendError> {

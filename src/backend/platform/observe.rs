@@ -365,6 +365,7 @@ fn seen(row: &StatusRow) -> ObservedInstance {
         specs: ObservedSpecs {
             registered: version(),
             live: if running { version() } else { KnownSpec::Unknown },
+            is_live_assumed: false,
             ran,
         },
         process: RunningProcess {

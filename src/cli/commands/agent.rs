@@ -58,7 +58,7 @@ pub struct AgentArgs {
     /// Anyone on the network path can then read the token and forge operations.
     #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = parse_switch)]
     pub insecure_join: bool,
-    /// Host policy: allowed users, namespaces and paths of processes [default: /etc/abide/agent.yaml, if it exists]
+    /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// List the instances in --data that the host policy or file permissions refuse, and exit with 3 if there are any

@@ -63,7 +63,8 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
         })
         .collect();
     if rows.is_empty() {
-        return Err(unknown());
+        let namespace = [args.process.namespace()];
+        return Err(runtime()?.block_on(live.not_found(namespace, unknown())));
     }
     match args.output {
         PlainForm::Json => printer.data(&format!("{:#}\n", Value::Array(rows))),

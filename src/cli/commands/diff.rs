@@ -22,7 +22,7 @@ use crate::reconcile::why::{Part, parts};
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // Exit code 1 means differences, so errors exit with 2.
     let planned = read_and_plan(&args.input, printer).map_err(|failure| match failure.exit {
-        Exit::InvalidManifest | Exit::Unreachable => failure,
+        Exit::InvalidManifest | Exit::Unreachable | Exit::Forbidden => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
     });
     let (input, plan) = planned.inspect_err(|failure| {

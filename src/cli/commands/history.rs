@@ -32,8 +32,7 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
                 let newest = history::newest(&live.state, &owner, history::MAX_ENTRIES).await?;
                 Ok((newest, pin::read(&live.state, &owner).await?))
             });
-            let (newest, pinned) =
-                read.map_err(|error: Error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            let (newest, pinned) = read.map_err(|error: Error| live.failure(&error))?;
             (newest, pinned.map(|(pin, _)| pin))
         }
     };

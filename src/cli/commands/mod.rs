@@ -1,5 +1,6 @@
 //! The verbs of the command line: one module per verb; `manual` has the verbs that operate on instances.
 
+pub mod access;
 pub mod agent;
 pub mod apply;
 pub mod completions;

@@ -56,6 +56,12 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let unhealthy = |(key, seen)| Some((key, unhealthy_reason(key, seen, &observed.gaps)?));
     wrong.extend(observed.instances.iter().filter_map(unhealthy));
     let running = observed.instances.values().filter(|seen| seen.running == Some(true)).count();
+    let unknown_specs: Vec<&InstanceKey> = observed
+        .instances
+        .iter()
+        .filter(|(_, seen)| seen.specs.is_live_assumed)
+        .map(|(key, _)| key)
+        .collect();
     let dead = hosts.iter().filter(|host| !host.agent).count();
     let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
     if args.output == PlainForm::Json {
@@ -70,6 +76,7 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
             not_as_told: wrong
                 .map(|(key, why)| OutOfSyncInstance { instance: (*key).clone(), why: why.clone() })
                 .collect(),
+            unknown_specs: unknown_specs.into_iter().cloned().collect(),
             holds: holds.len(),
             pauses: pauses.len(),
             pins: pins.iter().map(pinned_owner).collect(),
@@ -81,10 +88,8 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
     text.push_str(&format!("{}, {dead} without an agent\n", count(hosts.len(), "host")));
     text.push_str(&format!("{}, {running} running", count(observed.instances.len(), "process")));
-    let restraints = [(holds.len(), "hold"), (pauses.len(), "pause")];
-    text.extend(
-        restraints.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count(n, what))),
-    );
+    let restraints = [(holds.len(), "hold"), (pauses.len(), "pause")].into_iter().filter(|(n, _)| *n > 0);
+    text.extend(restraints.map(|(n, what)| format!(", {}", count(n, what))));
     text.push('\n');
     for (owner, active) in &active {
         let commit =
@@ -94,20 +99,22 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
         text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
     }
     for (owner, pin) in &pins {
-        text.push_str(&format!(
-            "{:?} is {WARNING}pinned{WARNING:#} to {}\n",
-            visible(owner),
-            describe_pin(pin)
-        ));
+        let (owner, pin) = (visible(owner), describe_pin(pin));
+        text.push_str(&format!("{owner:?} is {WARNING}pinned{WARNING:#} to {pin}\n"));
     }
     for (key, why) in &wrong {
         text.push_str(&format!("  {WARNING}!{WARNING:#} {}  {}\n", visible(&key.to_string()), visible(why)));
     }
+    unknown_specs.into_iter().for_each(|key| text.push_str(&unknown_spec_line(key)));
     if wrong.is_empty() {
         text.push_str("all processes are in sync and healthy\n");
     }
     printer.styled(&text);
     Ok(exit)
+}
+
+fn unknown_spec_line(key: &InstanceKey) -> String {
+    format!("  {}  runs with an unknown spec: adopted, and not restarted since\n", visible(&key.to_string()))
 }
 
 /// The active revision of each owner.

@@ -56,7 +56,7 @@ pub struct UpArgs {
     /// Seconds between checks of health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
-    /// Host policy: allowed users, namespaces and paths of processes [default: /etc/abide/agent.yaml, if it exists]
+    /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
     #[command(flatten)]

@@ -31,6 +31,7 @@ use crate::cli::{Exit, Failure};
 use crate::control::spec_history::HistorySearch;
 use crate::engine::pin::Pin;
 use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest};
+use crate::gateway::access::Role;
 use crate::source::git::work_tree;
 
 /// Apply manifests: plan, confirm, execute, verify
@@ -100,6 +101,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
     };
+    live.check_desired(wanted.desired(), wanted.rules(), Role::Operate).await?;
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }

@@ -7,11 +7,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::ApplyArgs;
+use crate::backend::RowState;
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::markdown::held_blocks;
 use crate::cli::commands::plan::text::held_text;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
+use crate::cli::target::access::FORBIDDEN;
 use crate::cli::{Exit, Failure};
 use crate::contract::{ApplyReport, ExitReport, PlanDocument, StepReport, TargetProcess, UnhealthyInstance};
 use crate::engine::{Conclusion, Report};
@@ -38,7 +40,11 @@ impl ReportView {
         let mut unhealthy: Vec<_> = unhealthy.collect();
         let until = if ended.is_empty() { deadline } else { Instant::now() + EXPLAIN_TIMEOUT };
         let _ = tokio::time::timeout_at(until, explain_unhealthy(live, &mut unhealthy)).await;
-        let (exit, reason) = (exit(conclusion), reason.map(HoldReason::word));
+        let is_forbidden = ended.iter().any(|one| one.state == RowState::Forbidden);
+        let (exit, reason) = match (exit(conclusion), reason.map(HoldReason::word)) {
+            (Exit::Incomplete, None) if is_forbidden => (Exit::Forbidden, Some(FORBIDDEN)),
+            known => known,
+        };
         (ReportView { ended, converged, exit, reason, unhealthy }, plan)
     }
 }

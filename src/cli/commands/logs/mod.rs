@@ -11,10 +11,11 @@ use tokio::sync::mpsc;
 
 use self::output::LogPrinter;
 use self::reader::{LogEvent, LogReader, LogUpdate};
-use super::manual::InstanceArgs;
+use super::manual::{InstanceArgs, InstanceSelector};
 use crate::backend::{Abide, AnyBackend, Backend};
 use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::output::print::{Printer, count};
+use crate::cli::target::access::forbidden;
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::{self, now};
@@ -99,7 +100,11 @@ async fn print_logs(
         while let Some(LogUpdate { nth, event }) = updates.recv().await {
             match event {
                 LogEvent::Failed { exit, message } => {
-                    failures.push(Failure::new(exit, format!("{}: {message}", shown(&keys[nth]))));
+                    let message = format!("{}: {message}", shown(&keys[nth]));
+                    failures.push(match exit {
+                        Exit::Forbidden => forbidden(message),
+                        exit => Failure::new(exit, message),
+                    });
                 }
                 event => out.print(nth, &event),
             }
@@ -123,7 +128,8 @@ async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceK
     let keys: BTreeSet<InstanceKey> =
         rows.iter().filter(is_meant).map(|row| row.instance().clone()).collect();
     if keys.is_empty() {
-        return Err(unknown(args));
+        let named = args.whom.processes.iter().map(InstanceSelector::namespace);
+        return Err(live.not_found(named, unknown(args)).await);
     }
     if args.follow && keys.len() > MAX_LOGS {
         let selected = count(keys.len(), "instance");

@@ -32,7 +32,7 @@ pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
             .iter()
             .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(keys::hold(&hold.instance))));
         if !txn.writes.is_empty() {
-            live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            live.state.txn(txn).await.map_err(|error| live.failure(&error))?;
         }
         printer.styled(&format!("{BOLD}released{BOLD:#}: {}\n", count(released.len(), "hold")));
         Ok(Exit::Done)

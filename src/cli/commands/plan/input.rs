@@ -17,6 +17,7 @@ use crate::clock;
 use crate::control::spec_history::{HistorySearch, ManifestHistory};
 use crate::engine::PlanRequest;
 pub use crate::engine::{PlanDigests, PlanInput};
+use crate::gateway::access::Role;
 use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::observe::ObserveError;
@@ -80,6 +81,10 @@ impl DesiredInput {
         Ok(DesiredInput { loaded, rules, now })
     }
 
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
     pub fn desired(&self) -> &Desired {
         &self.loaded.desired
     }
@@ -134,8 +139,11 @@ pub fn read_and_plan(args: &args::InputArgs, printer: &Printer) -> Result<(PlanI
     // Only the check of --prune needs the source, and finding it takes a call of git.
     let checks = args.claims.prune && !args.claims.accept_source;
     let source = checks.then(|| work_tree::of_paths(&args.paths));
-    let planned = runtime()?.block_on(wanted.request(args, source).plan(&*live));
-    let (input, plan, _) = planned.map_err(|error| live.apply_failure(&error))?;
+    let planned = runtime()?.block_on(async {
+        live.check_desired(wanted.desired(), &wanted.rules, Role::Read).await?;
+        wanted.request(args, source).plan(&*live).await.map_err(|error| live.apply_failure(&error))
+    });
+    let (input, plan, _) = planned?;
     Ok((input, plan))
 }
 
