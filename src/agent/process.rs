@@ -5,9 +5,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -292,15 +291,23 @@ pub struct LaunchedProcess {
     pub instance: String,
 }
 
+/// The launch id in the environment of a process.
+pub fn launch_id(pid: u32) -> Option<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    variable(&bytes, b"ABIDE_INCARNATION=")
+}
+
+/// A variable of an environment, by its name and the equals sign.
+fn variable(environment: &[u8], name: &[u8]) -> Option<String> {
+    let found = environment.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
+    std::str::from_utf8(found).ok().map(str::to_owned)
+}
+
 impl LaunchedProcess {
     pub fn of(pid: u32) -> Option<LaunchedProcess> {
         let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let value = |name: &[u8]| {
-            let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
-            std::str::from_utf8(found).ok().map(str::to_owned)
-        };
-        let launch_id = value(b"ABIDE_INCARNATION=")?;
-        let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
+        let launch_id = variable(&bytes, b"ABIDE_INCARNATION=")?;
+        let instance = variable(&bytes, b"ABIDE_INSTANCE=").unwrap_or_default();
         let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
         let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
         Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
@@ -314,11 +321,11 @@ pub fn launched_processes() -> Vec<LaunchedProcess> {
     pids.filter_map(LaunchedProcess::of).collect()
 }
 
-/// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not
-/// use. Pages that are needed again come from the page cache.
-pub fn release_memory() {
-    crate::malloc::give_freed_back();
-    for (from, to) in code_mappings() {
+/// Returns the pages of code to the kernel, most of which an idle agent does not use. Pages that are needed again come from
+/// the page cache.
+pub fn release_code() {
+    static MAPPINGS: LazyLock<Vec<(usize, usize)>> = LazyLock::new(code_mappings);
+    for (from, to) in MAPPINGS.iter().copied() {
         // SAFETY: these are private mappings of a file without write access and without modified pages. Dropped pages
         // are read from the file again, with the same content.
         unsafe {
@@ -327,16 +334,15 @@ pub fn release_memory() {
     }
 }
 
-/// Address ranges of the executable's unmodified mappings.
+/// Address ranges of the unmodified mappings of the executable and its libraries, none of which is unloaded.
 fn code_mappings() -> Vec<(usize, usize)> {
-    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let of_ours = maps.lines().filter(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (kind, offset) = (words.get(1).copied(), words.get(2).copied());
         // Code and the read-only start of the file were never written. Other read-only parts contain relocated addresses.
         let never_written = kind == Some("r-xp") || (kind == Some("r--p") && offset == Some("00000000"));
-        never_written && words.get(5).is_some_and(|path| Path::new(path) == own)
+        never_written && words.get(5).is_some_and(|path| path.starts_with('/'))
     });
     of_ours
         .filter_map(|line| {

@@ -35,6 +35,8 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(2);
 
 /// Time without any process of the launch after which it counts as ended.
 const EXEC_SETTLE: Duration = Duration::from_millis(100);
+/// Minimum checks without evidence after which a launch has failed.
+const MIN_MISSES: u32 = 3;
 
 /// Time in which a process ends that does not handle the signal of a reload.
 const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
@@ -316,7 +318,7 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        let members = tree.members();
+        let members = tree.members().await;
         if members.is_empty() {
             return false;
         }
@@ -384,12 +386,19 @@ pub(super) struct StartWait {
     check: Duration,
     /// Time of the last evidence that the launch may still start, after the check.
     last_seen: Option<Instant>,
+    /// Checks since then.
+    misses: u32,
 }
 
 impl StartWait {
     pub(super) fn begin(spec: &Spec) -> StartWait {
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        StartWait { begun: Instant::now(), check: Duration::from_secs(secs.into()), last_seen: None }
+        StartWait {
+            begun: Instant::now(),
+            check: Duration::from_secs(secs.into()),
+            last_seen: None,
+            misses: 0,
+        }
     }
 
     /// Whether to wait on.
@@ -403,11 +412,14 @@ impl StartWait {
         if waited < self.check {
             return true;
         }
-        let last_seen = *self.last_seen.get_or_insert_with(Instant::now);
+        let mut last_seen = *self.last_seen.get_or_insert_with(Instant::now);
+        self.misses = self.misses.saturating_add(1);
         if ownership::may_still_start(spec, rights, evidence).await {
-            self.last_seen = Some(Instant::now());
+            (last_seen, self.misses) = (Instant::now(), 0);
+            self.last_seen = Some(last_seen);
         }
-        // A process has no arguments and no environment for a moment while it calls `execve`.
-        waited < self.check + START_GRACE && last_seen.elapsed() < EXEC_SETTLE
+        // A process has no arguments and no environment for a moment while it calls `execve`. One check may take longer than
+        // that moment on a busy host.
+        waited < self.check + START_GRACE && (self.misses < MIN_MISSES || last_seen.elapsed() < EXEC_SETTLE)
     }
 }

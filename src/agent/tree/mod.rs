@@ -23,11 +23,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::Instant;
 
 pub use self::scan::LaunchInFlight;
-use self::scan::ProcessTable;
+use self::scan::{ProcessTable, ScannedProcess};
 use self::traces::named;
 pub use self::traces::{LaunchRecord, LaunchSession, LaunchTraces};
 use super::cgroup::Cgroup;
-use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, runs_program, uids};
+use super::process::{
+    LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, launch_id, runs_program, uids,
+};
 use super::reaper;
 use super::state::ProcessRun;
 use crate::proc::ProcStat;
@@ -139,17 +141,17 @@ impl ProcessTree {
     }
 
     /// The members, except the main process and ended ones.
-    pub fn members(&self) -> Vec<ProcessIdentity> {
+    pub async fn members(&self) -> Vec<ProcessIdentity> {
         if self.launch.boot != boot_id() {
             return Vec::new();
         }
-        let table = ProcessTable::read();
+        let table = ProcessTable::current().await;
         let grouped: HashSet<u32> = self.group.iter().flat_map(Cgroup::processes).collect();
         let sessions = self.live_sessions(&table);
-        let is_root = |pid: u32, stat: &ProcStat| {
+        let is_root = |pid: u32, process: &ScannedProcess| {
             grouped.contains(&pid)
-                || sessions.contains(&stat.session) && self.is_user(pid)
-                || self.is_root(pid, stat)
+                || sessions.contains(&process.stat.session) && self.is_user(pid)
+                || self.is_root(pid, process)
         };
         let pids = table.find_members(is_root, |pid| self.is_foreign(pid));
         let identity = |pid: u32| {
@@ -172,11 +174,13 @@ impl ProcessTree {
             let stat = ProcStat::of(pid).filter(ProcStat::is_alive);
             let in_session =
                 |one: &LaunchSession, stat: &ProcStat| one.id == stat.session && stat.started <= one.until;
-            let is_own = |stat: &ProcStat| {
-                let in_session = self.launch.traces.sessions.iter().any(|one| in_session(one, stat));
-                (in_session && self.is_user(pid) || self.is_root(pid, stat)) && !self.is_foreign(pid)
+            let is_own = |process: &ScannedProcess| {
+                let mut sessions = self.launch.traces.sessions.iter();
+                let in_session = sessions.any(|one| in_session(one, &process.stat));
+                (in_session && self.is_user(pid) || self.is_root(pid, process)) && !self.is_foreign(pid)
             };
-            let identity = stat.filter(is_own).map(|stat| stat.started);
+            let process = stat.map(|stat| ScannedProcess { stat, launch_id: launch_id(pid) });
+            let identity = process.filter(is_own).map(|process| process.stat.started);
             let identity =
                 identity.map(|started| ProcessIdentity { boot: boot_id().to_owned(), pid, started });
             scan.own.extend(identity);
@@ -217,12 +221,15 @@ impl ProcessTree {
     }
 
     /// Whether a process belongs to the tree by itself; its descendants do, too.
-    fn is_root(&self, pid: u32, stat: &ProcStat) -> bool {
-        let same = |one: &ProcessIdentity| one.pid == pid && one.started == stat.started;
+    fn is_root(&self, pid: u32, process: &ScannedProcess) -> bool {
+        let same = |one: &ProcessIdentity| one.pid == pid && one.started == process.stat.started;
         if self.main.as_ref().is_some_and(same) || self.launch.traces.observed.iter().any(same) {
             return true;
         }
-        self.carries_id(pid) || self.is_stray(pid, stat)
+        match &process.launch_id {
+            Some(launch_id) => self.has_id(launch_id) && self.is_user(pid),
+            None => self.is_stray(pid, &process.stat),
+        }
     }
 
     /// Whether the user of a process matches the account. A process of a root account may have dropped privileges.
@@ -231,16 +238,14 @@ impl ProcessTree {
         uid == 0 || uids(pid).is_some_and(|ids| ids[0] == uid)
     }
 
-    /// Whether the environment of a process has the launch id, and its user matches. Only root and the account's own
-    /// processes know the id.
-    fn carries_id(&self, pid: u32) -> bool {
-        let launch_id = &self.launch.launch_id;
-        let has_id = |launched: LaunchedProcess| launched.launch_id == *launch_id;
-        !launch_id.is_empty() && LaunchedProcess::of(pid).is_some_and(has_id) && self.is_user(pid)
+    /// Whether this is the launch id. Only root and the account's own processes know it.
+    fn has_id(&self, launch_id: &str) -> bool {
+        !launch_id.is_empty() && self.launch.launch_id == launch_id
     }
 
-    /// Whether an orphan without any other evidence comes from this launch: it started after the launch began, is a child of
-    /// this agent and so of one of its launches, runs the program of the spec as its user, and has no other source.
+    /// Whether an orphan without a launch id and any other evidence comes from this launch: it started after the launch
+    /// began, is a child of this agent and so of one of its launches, runs the program of the spec as its user, and has no
+    /// other source.
     fn is_stray(&self, pid: u32, stat: &ProcStat) -> bool {
         let LaunchRecord { launch_id, traces, program, .. } = &self.launch;
         let is_new = traces.since > 0 && stat.started >= traces.since && !launch_id.is_empty();
@@ -248,7 +253,6 @@ impl ProcessTree {
             && stat.parent == std::process::id()
             && self.is_user(pid)
             && runs_program(pid, program)
-            && LaunchedProcess::of(pid).is_none()
             && !scan::has_other_source(self.main.as_ref(), program, pid, stat)
     }
 
@@ -266,7 +270,7 @@ impl ProcessTree {
     /// that had to be killed.
     pub async fn end(&self, grace: Duration) -> KilledProcesses {
         if !grace.is_zero() {
-            let members = self.members();
+            let members = self.members().await;
             members.iter().for_each(|one| signal(one, Signal::TERM));
             wait_for_end(&members, Instant::now() + grace).await;
         }
@@ -300,7 +304,7 @@ impl ProcessTree {
 
     /// The members, including orphans that a scan of all processes misses because they fork and exit meanwhile.
     async fn all_members(&self, until: Instant) -> Vec<ProcessIdentity> {
-        let members = self.members();
+        let members = self.members().await;
         match members.is_empty() && self.launch.boot == boot_id() {
             true => self.own_orphans(until).await,
             false => members,
@@ -338,7 +342,7 @@ impl ProcessTree {
                 new.into_iter().for_each(|one| signal(one, Signal::KILL));
                 tokio::task::yield_now().await;
             }
-            new = self.members().into_iter().filter(|one| !stopped.contains(one)).collect();
+            new = self.members().await.into_iter().filter(|one| !stopped.contains(one)).collect();
             if Instant::now() >= until {
                 break;
             }
