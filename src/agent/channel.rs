@@ -183,11 +183,15 @@ async fn try_session(
                 send_task = None;
                 let acknowledged = sent??;
                 supervisor.acknowledged(acknowledged).await?;
+                // Right after a heartbeat of an idle agent: the next one is seconds away.
+                if !busy && outbox.waiting.is_empty() {
+                    super::process::release_code();
+                }
             }
             _ = heartbeat.tick() => {
                 // A burst of work is over.
                 if std::mem::take(&mut busy) {
-                    super::process::release_memory();
+                    crate::malloc::give_freed_back();
                 }
                 if last_received.elapsed() > STREAM_TIMEOUT {
                     return Err(SessionError::Silent);

@@ -103,7 +103,7 @@ pub use precheck::{RefusedInstance, left_running, refused_instances};
 use self::cgroup::Cgroups;
 use self::context::{AgentContext, ResourceTables};
 use self::exit_record::ExitRecords;
-use self::instance::{InstanceCommand, InstanceTask};
+use self::instance::{CommandSender, InstanceCommand, InstanceTask, command_queue};
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
@@ -127,7 +127,7 @@ const MAX_CHECKS_PER_USER: usize = 32;
 
 /// The instance tasks of an agent, and the operations that it has received.
 pub struct Supervisor {
-    instances: HashMap<InstanceKey, mpsc::UnboundedSender<InstanceCommand>>,
+    instances: HashMap<InstanceKey, CommandSender>,
     /// Operations that are in flight or ran. The gateway may send them again.
     oplog: OpLog,
     /// Newest lease generation per owner.
@@ -257,11 +257,11 @@ impl Supervisor {
         state: InstanceState,
         handle: Option<ProcessHandle>,
         resumption: Option<Resumption>,
-    ) -> &mpsc::UnboundedSender<InstanceCommand> {
-        let (send, commands) = mpsc::unbounded_channel();
+    ) -> &CommandSender {
+        let (send, commands) = command_queue();
         let mut task = InstanceTask::new(instance.clone(), state, handle, Arc::clone(&self.shared));
         task.progress.resumption = resumption.map(Box::new);
-        tokio::spawn(task.run(commands));
+        tokio::spawn(Box::new(task).run(commands));
         self.instances.entry(instance).insert_entry(send).into_mut()
     }
 
@@ -270,20 +270,20 @@ impl Supervisor {
             Some(sender) => sender,
             None => self.spawn_instance(instance.clone(), InstanceState::default(), None, None),
         };
-        let _ = sender.send(command);
+        sender.send(command);
     }
 
     /// Reports all instances: the gateway may have missed reports while the agent was disconnected.
     pub fn report_all(&self) {
         for sender in self.instances.values() {
-            let _ = sender.send(InstanceCommand::Report);
+            sender.send(InstanceCommand::Report);
         }
     }
 
     /// Lets all instances recompute their timers.
     fn wake_all(&self) {
         for sender in self.instances.values() {
-            let _ = sender.send(InstanceCommand::Wake);
+            sender.send(InstanceCommand::Wake);
         }
     }
 
@@ -333,8 +333,7 @@ impl Supervisor {
             ToAgent::Synced { .. } => {
                 let Some(unclaimed) = &self.unclaimed else { return };
                 for sender in self.instances.values() {
-                    let _ = sender
-                        .send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
+                    sender.send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
                 }
             }
             ToAgent::Groups { host, namespace, groups } => match namespace.parse() {
@@ -403,7 +402,7 @@ impl Supervisor {
         };
         match self.instances.remove(from) {
             Some(sender) => {
-                let _ = sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
+                sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
                 self.instances.insert(instance, sender);
             }
             // Already renamed, or unknown to this agent: only the registered spec changes.

@@ -86,7 +86,7 @@ pub struct LaunchEvidence<'a> {
 
 impl LaunchEvidence<'_> {
     /// Whether a process that the launch or its command has started is alive.
-    fn has_new_process(&self, rights: &Rights) -> bool {
+    async fn has_new_process(&self, rights: &Rights) -> bool {
         // A command that replaces the process runs in its launch, next to older processes.
         let since = if self.replaces.is_some() { self.since } else { 0 };
         let is_new = |identity: &ProcessIdentity| identity.started >= since && !identity.is_claimed();
@@ -101,7 +101,7 @@ impl LaunchEvidence<'_> {
             uid: Some(rights.account().uid()),
             traces: LaunchTraces::default(),
         });
-        tree.members().iter().any(is_new)
+        tree.members().await.iter().any(is_new)
     }
 }
 
@@ -211,7 +211,7 @@ pub async fn claim_member(
 /// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
 /// or a process of the launch has yet to write the pid file. A stale pid file may name an ended or unrelated process.
 pub async fn may_still_start(spec: &Spec, rights: &Rights, evidence: &LaunchEvidence<'_>) -> bool {
-    if evidence.has_new_process(rights) {
+    if evidence.has_new_process(rights).await {
         return true;
     }
     match rights.read_pid_file(&spec.identity.pid_path).await {

@@ -5,9 +5,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, OnceLock};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -325,6 +324,11 @@ pub struct LaunchedProcess {
 /// Maximum bytes of a launch id or an instance in an environment: any user can start processes with longer ones.
 const MAX_ID: usize = 4096;
 
+/// The launch id in the environment of a process.
+pub fn launch_id(pid: u32) -> Option<String> {
+    ProcessStrings::environment(pid).variable(LAUNCH_ID_VARIABLE, MAX_ID).map(str::to_owned)
+}
+
 impl LaunchedProcess {
     pub fn of(pid: u32) -> Option<LaunchedProcess> {
         let environment = ProcessStrings::environment(pid);
@@ -341,11 +345,11 @@ pub fn launched_processes() -> Vec<LaunchedProcess> {
     crate::proc::pids().into_iter().filter_map(LaunchedProcess::of).collect()
 }
 
-/// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not
-/// use. Pages that are needed again come from the page cache.
-pub fn release_memory() {
-    crate::malloc::give_freed_back();
-    for (from, to) in code_mappings() {
+/// Returns the pages of code to the kernel, most of which an idle agent does not use. Pages that are needed again come from
+/// the page cache.
+pub fn release_code() {
+    static MAPPINGS: LazyLock<Vec<(usize, usize)>> = LazyLock::new(code_mappings);
+    for (from, to) in MAPPINGS.iter().copied() {
         // SAFETY: these are private mappings of a file without write access and without modified pages. Dropped pages
         // are read from the file again, with the same content.
         unsafe {
@@ -354,16 +358,15 @@ pub fn release_memory() {
     }
 }
 
-/// Address ranges of the executable's unmodified mappings.
+/// Address ranges of the unmodified mappings of the executable and its libraries, none of which is unloaded.
 fn code_mappings() -> Vec<(usize, usize)> {
-    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let of_ours = maps.lines().filter(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (kind, offset) = (words.get(1).copied(), words.get(2).copied());
         // Code and the read-only start of the file were never written. Other read-only parts contain relocated addresses.
         let never_written = kind == Some("r-xp") || (kind == Some("r--p") && offset == Some("00000000"));
-        never_written && words.get(5).is_some_and(|path| Path::new(path) == own)
+        never_written && words.get(5).is_some_and(|path| path.starts_with('/'))
     });
     of_ours
         .filter_map(|line| {

@@ -1,6 +1,6 @@
 //! Process trees at random and across kills of the agent: a tree is ended whole, and never without an owner.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::process_tree::{
     KILL, RELOAD, RESTART, START, STOP, alive, get, haproxy, nginx, replaced, restart_agent,
@@ -219,4 +219,44 @@ fn a_pid_that_should_have_stayed_is_reported() {
     assert!(first != second && is_alive(second as u32) && !is_alive(first as u32));
     let (code, out, err) = machine.apply(&[]);
     assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
+}
+
+/// CPU time of a process in seconds.
+fn cpu_secs(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields = stat.rsplit_once(") ").expect("a name").1.split(' ').skip(11).take(2);
+    let ticks: u64 = fields.map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// A stop by an agent that did not launch the process scans all processes of the host. Stops at the same time share scans.
+#[test]
+fn many_stops_at_once_cost_few_scans_of_all_processes() {
+    const COUNT: usize = 200;
+    let mut system = System::new();
+    let names: Vec<String> = (0..COUNT).map(|nth| format!("p{nth}")).collect();
+    let spec = |name: &String| {
+        let mut spec = system.spec(name, "exec sleep 1000");
+        spec["monitor_policy"]["start_check_secs"] = json!(0);
+        spec
+    };
+    let specs: Vec<Value> = names.iter().map(spec).collect();
+    let operate_all = |system: &System, op: i64| {
+        let tasks: Vec<Value> =
+            names.iter().zip(&specs).map(|(name, spec)| system.begin(name, op, spec)).collect();
+        for (name, task) in names.iter().zip(&tasks) {
+            let row = system.row(name, task);
+            assert_eq!(row["error_code"], 0, "{name}: {row}");
+        }
+    };
+    operate_all(&system, START);
+    system.kill_agent();
+    system.start_agent();
+    let agent = system.agent.as_ref().expect("an agent").id();
+    let before = cpu_secs(agent);
+    operate_all(&system, STOP);
+    let spent = cpu_secs(agent) - before;
+    // One scan for each of them would take a multiple of this.
+    assert!(spent < 6.0, "{COUNT} stops took {spent} s of CPU time");
+    assert!(names.iter().all(|name| system.pid(name).is_none()));
 }

@@ -132,7 +132,12 @@ impl InstanceTask {
         if let Some(tree) = tree {
             // A killed process had its time already.
             let grace = if killed.is_empty() && signal != Signal::KILL { wait } else { Duration::ZERO };
-            killed.extend(tree.end(grace.saturating_sub(begun.elapsed())).await);
+            // The descendants of a process that this agent did not launch are not its children.
+            let is_own_launch = self.launches.last.is_some() && self.own_launch().is_some();
+            killed.extend(match is_own_launch && self.is_tree_gone(|| Some(tree.clone())) {
+                true => KilledProcesses::default(),
+                false => tree.end(grace.saturating_sub(begun.elapsed())).await,
+            });
             self.record_survivors(&tree, &killed);
         }
         self.handle = Some(handle);
@@ -195,24 +200,25 @@ impl InstanceTask {
 
     /// Whether nothing of the tree is left after the end of its main process. Cheap if no process of this agent's launches
     /// is an orphan.
-    pub(super) fn is_tree_gone(&self) -> bool {
+    pub(super) fn has_ended_with_tree(&self) -> bool {
+        self.is_tree_gone(|| self.tree(self.handle.as_ref()))
+    }
+
+    fn is_tree_gone(&self, tree: impl FnOnce() -> Option<ProcessTree>) -> bool {
         let Some(run) = &self.state.run else { return true };
         if run.group().is_some_and(|group| !group.remove_if_empty()) {
             return false;
         }
         // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
         match self.launches.last.is_some() {
-            true => {
-                reaper::orphans().is_empty()
-                    || !self.tree(self.handle.as_ref()).is_some_and(|tree| tree.may_have_orphans())
-            }
+            true => reaper::orphans().is_empty() || !tree().is_some_and(|tree| tree.may_have_orphans()),
             false => run.incarnation.is_empty() && run.traces.observed.is_empty(),
         }
     }
 
     /// Kills what is left of the tree after the end of its main process.
     pub(super) async fn end_tree(&mut self) -> KilledProcesses {
-        if self.is_tree_gone() {
+        if self.has_ended_with_tree() {
             return KilledProcesses::default();
         }
         let Some(tree) = self.tree(self.handle.as_ref()) else { return KilledProcesses::default() };

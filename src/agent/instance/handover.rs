@@ -326,7 +326,7 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        let members = tree.members();
+        let members = tree.members().await;
         if members.is_empty() {
             return false;
         }

@@ -12,9 +12,10 @@
 //! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
-//! - [`report`]: reports to the gateway. [`live_status`]: the live status check.
+//! - [`report`]: reports to the gateway. [`live_status`]: the live status check. [`command_queue`]: commands to the task.
 
 mod adoption;
+mod command_queue;
 mod commands;
 mod completion;
 mod ending;
@@ -35,10 +36,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
+pub use self::command_queue::{CommandReceiver, CommandSender, command_queue};
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
@@ -222,7 +223,9 @@ impl InstanceTask {
     }
 
     /// Runs until all command senders are dropped.
-    pub async fn run(mut self, mut commands: mpsc::UnboundedReceiver<InstanceCommand>) {
+    ///
+    /// Boxed: a future stores its arguments twice, and thousands of tasks are idle nearly all the time.
+    pub async fn run(mut self: Box<Self>, mut commands: CommandReceiver) {
         // An operation that has begun is resumed before supervision. A process that ended while no agent ran is handled as
         // if it ended now.
         if let Some(resumption) = self.progress.resumption.take() {
@@ -467,12 +470,15 @@ impl InstanceTask {
         match self.shared.store.txn(txn).await {
             // Exit records of an operation in progress stay until its result is written: a resumed operation needs them.
             Ok(_) if self.progress.operation.is_none() => {
-                self.unwritten.exit_records.drain(..).for_each(|id| self.shared.exits.remove(&id));
-                self.unwritten.results.clear();
+                std::mem::take(&mut self.unwritten.exit_records)
+                    .iter()
+                    .for_each(|id| self.shared.exits.remove(id));
+                // An emptied vector would keep its memory.
+                self.unwritten.results = Vec::new();
                 Ok(())
             }
             Ok(_) => {
-                self.unwritten.results.clear();
+                self.unwritten.results = Vec::new();
                 Ok(())
             }
             Err(error) => {

@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::Instant;
 use tracing::info;
 
-use self::scan::ProcessTable;
+use self::scan::{ProcessTable, ScannedProcess};
 use self::traces::named;
 pub use self::traces::{LaunchRecord, LaunchSession, LaunchTraces};
 use super::cgroup::Cgroup;
@@ -160,17 +160,17 @@ impl ProcessTree {
     }
 
     /// The members, except the main process and ended ones.
-    pub fn members(&self) -> Vec<ProcessIdentity> {
+    pub async fn members(&self) -> Vec<ProcessIdentity> {
         if self.launch.boot != boot_id() {
             return Vec::new();
         }
-        let table = ProcessTable::read();
+        let table = ProcessTable::current().await;
         let grouped: HashSet<u32> = self.group.iter().flat_map(Cgroup::processes).collect();
         let sessions = self.live_sessions(&table);
-        let is_root = |pid: u32, stat: &ProcStat| {
+        let is_root = |pid: u32, process: &ScannedProcess| {
             grouped.contains(&pid)
-                || sessions.contains(&stat.session) && self.is_user(pid)
-                || self.is_root(pid, stat)
+                || sessions.contains(&process.stat.session) && self.is_user(pid)
+                || self.is_root(pid, process)
         };
         let pids = table.find_members(is_root, |pid| self.is_foreign(pid));
         let identity = |pid: u32| {
@@ -190,14 +190,15 @@ impl ProcessTree {
     fn scan_orphans(&self, ended: &mut HashSet<u32>) -> OrphanScan {
         let mut scan = OrphanScan { own: Vec::new(), is_conclusive: true };
         for pid in reaper::orphans() {
-            let stat = ProcStat::of(pid).filter(ProcStat::is_alive);
+            let process = ScannedProcess::of(pid).filter(|process| process.stat.is_alive());
             let in_session =
                 |one: &LaunchSession, stat: &ProcStat| one.id == stat.session && stat.started <= one.until;
-            let is_own = |stat: &ProcStat| {
-                let in_session = self.launch.traces.sessions.iter().any(|one| in_session(one, stat));
-                (in_session && self.is_user(pid) || self.is_root(pid, stat)) && !self.is_foreign(pid)
+            let is_own = |process: &ScannedProcess| {
+                let mut sessions = self.launch.traces.sessions.iter();
+                let in_session = sessions.any(|one| in_session(one, &process.stat));
+                (in_session && self.is_user(pid) || self.is_root(pid, process)) && !self.is_foreign(pid)
             };
-            let identity = stat.filter(is_own).map(|stat| stat.started);
+            let identity = process.filter(is_own).map(|process| process.stat.started);
             let identity =
                 identity.map(|started| ProcessIdentity { boot: boot_id().to_owned(), pid, started });
             scan.own.extend(identity);
@@ -238,12 +239,12 @@ impl ProcessTree {
     }
 
     /// Whether a process belongs to the tree by itself; its descendants do, too.
-    fn is_root(&self, pid: u32, stat: &ProcStat) -> bool {
-        let same = |one: &ProcessIdentity| one.pid == pid && one.started == stat.started;
+    fn is_root(&self, pid: u32, process: &ScannedProcess) -> bool {
+        let same = |one: &ProcessIdentity| one.pid == pid && one.started == process.stat.started;
         if self.main.as_ref().is_some_and(same) || self.launch.traces.observed.iter().any(same) {
             return true;
         }
-        self.bears_mark(pid, stat) || self.carries_id(pid)
+        self.bears_mark(pid, process) || self.carries_id(pid, process)
     }
 
     /// Whether the user of a process matches the account. A process of a root account may have dropped privileges.
@@ -254,23 +255,21 @@ impl ProcessTree {
 
     /// Whether the environment of a process has the launch id, and its user matches. Only root and the account's own
     /// processes know the id.
-    fn carries_id(&self, pid: u32) -> bool {
+    fn carries_id(&self, pid: u32, process: &ScannedProcess) -> bool {
         let launch_id = &self.launch.launch_id;
-        let has_id = |launched: LaunchedProcess| launched.launch_id == *launch_id;
-        // The user first: the environment of another user's process is not even read.
-        !launch_id.is_empty() && self.is_user(pid) && LaunchedProcess::of(pid).is_some_and(has_id)
+        !launch_id.is_empty() && process.launch_id.as_ref() == Some(launch_id) && self.is_user(pid)
     }
 
     /// Whether a process has inherited the mark of the launch, and its user matches. Every user can set the mark for own
     /// processes: one of another user than the account, as after a drop of privileges, must also be an orphan of this
     /// agent's launches.
-    fn bears_mark(&self, pid: u32, stat: &ProcStat) -> bool {
+    fn bears_mark(&self, pid: u32, process: &ScannedProcess) -> bool {
         let LaunchRecord { launch_id, uid, .. } = &self.launch;
         let is_account = || *uid == uids(pid).map(|ids| ids[0]);
         !launch_id.is_empty()
             && uid.is_some()
-            && LaunchMark::of(launch_id).is_on(pid)
-            && (is_account() || self.is_user(pid) && stat.parent == std::process::id())
+            && process.mark == Some(self.mark())
+            && (is_account() || self.is_user(pid) && process.stat.parent == std::process::id())
     }
 
     /// Whether another instance holds the process, or another launch started it.
@@ -287,7 +286,7 @@ impl ProcessTree {
     /// that had to be killed.
     pub async fn end(&self, grace: Duration) -> KilledProcesses {
         if !grace.is_zero() {
-            let members = self.members();
+            let members = self.members().await;
             members.iter().for_each(|one| signal(one, Signal::TERM));
             wait_for_end(&members, Instant::now() + grace).await;
         }
@@ -343,7 +342,7 @@ impl ProcessTree {
 
     /// The members, including orphans that a scan of all processes misses because they fork and exit meanwhile.
     async fn all_members(&self, until: Instant) -> Vec<ProcessIdentity> {
-        let members = self.members();
+        let members = self.members().await;
         match members.is_empty() && self.launch.boot == boot_id() {
             true => self.own_orphans(until).await,
             false => members,
@@ -381,7 +380,7 @@ impl ProcessTree {
                 new.into_iter().for_each(|one| signal(one, Signal::KILL));
                 tokio::task::yield_now().await;
             }
-            new = self.members().into_iter().filter(|one| !stopped.contains(one)).collect();
+            new = self.members().await.into_iter().filter(|one| !stopped.contains(one)).collect();
             if Instant::now() >= until {
                 break;
             }
@@ -395,12 +394,12 @@ pub async fn end_commands(trees: Vec<ProcessTree>) {
     if trees.is_empty() {
         return;
     }
-    let table = ProcessTable::read();
-    let mut ids: HashSet<String> = HashSet::new();
+    let table = ProcessTable::current().await;
+    let mut ids: HashSet<&str> = HashSet::new();
     let marks: HashMap<LaunchMark, &str> = trees.iter().map(|tree| (tree.mark(), tree.id())).collect();
-    for pid in table.pids() {
-        let marked = LaunchMark::on(pid).and_then(|mark| marks.get(&mark).copied().map(str::to_owned));
-        ids.extend(marked.or_else(|| LaunchedProcess::of(pid).map(|launched| launched.launch_id)));
+    for process in table.processes() {
+        let marked = process.mark.and_then(|mark| marks.get(&mark).copied());
+        ids.extend(marked.or(process.launch_id.as_deref()));
     }
     for tree in &trees {
         let is_empty = tree.group.as_ref().is_none_or(Cgroup::remove_if_empty);
