@@ -19,6 +19,8 @@ pub struct ProcessStatus {
     pub sync: SyncStatus,
     /// The next steps with reasons, or why the instance is held.
     pub next: Vec<NextAction>,
+    /// Where the revision declares it: `file:line:column`.
+    pub declared: Option<String>,
 }
 
 /// The status of every instance whose owner has an active revision.
@@ -78,7 +80,8 @@ fn statuses_of_owner(
     }
     let status = |(key, sync): (&InstanceKey, SyncStatus)| {
         let next = next.get(key).cloned().unwrap_or_default();
-        (key.clone(), ProcessStatus { sync, next })
+        let declared = desired.instances.get(key).map(|want| want.origin.place.to_string());
+        (key.clone(), ProcessStatus { sync, next, declared })
     };
     // Instances of other owners are compared with their owners' revisions.
     let ours = |(key, _): &(&InstanceKey, SyncStatus)| {

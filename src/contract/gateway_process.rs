@@ -198,6 +198,7 @@ impl GatewayProcess {
             threads: self.figures.as_ref().map(|figures| figures.threads),
             cores: self.figures.as_ref().map(|figures| figures.cores),
             memory: self.figures.as_ref().map(|figures| figures.memory),
+            source: None,
             why: None,
         }
     }

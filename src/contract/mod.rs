@@ -47,7 +47,7 @@ pub use problem::{
 };
 pub use process_row::{
     ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
-    ProcessDetails, ProcessRow, ROW_FIELDS, TargetProcess, row_fields,
+    ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, row_fields,
 };
 pub use schema::SchemaSet;
 pub use server::{Accepted, ConfigFileRow, ConfigOrigin, ErrorBody, ServerHealth, VersionInfo};

@@ -137,12 +137,15 @@ pub struct ListedProcess {
     /// Bytes.
     #[serde(default)]
     pub memory: Option<u64>,
+    /// Where the active revision of its owner declares it: `file:line:column`; `null`: unknown.
+    #[serde(default)]
+    pub source: Option<String>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// A row of the controller, as of its last observation.
+/// A row of the controller, as of its last observation; its details are those of the target's own row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerProcess {
     #[serde(flatten)]
@@ -150,6 +153,39 @@ pub struct ControllerProcess {
     pub held: Option<HeldDetail>,
     /// `file:line:column`
     pub declared: Option<String>,
+    /// The same as `declared`, as in `get processes`.
+    #[serde(default)]
+    pub source: Option<String>,
+    #[serde(flatten)]
+    pub details: ReportedDetails,
+}
+
+/// Details that the agent reports; `null`: unknown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ReportedDetails {
+    /// `null` without credentials: it may quote output of the process.
+    pub message: Option<String>,
+    /// Relaunches by supervision since the registration.
+    pub restarts: Option<u64>,
+    pub last_exit: Option<ExitDetails>,
+    /// Figures of its process tree: percent of the host.
+    pub cpu: Option<f64>,
+    pub mem: Option<f64>,
+    pub fds: Option<u32>,
+    pub threads: Option<u32>,
+    /// CPU time per elapsed time, in cores.
+    pub cores: Option<f64>,
+    /// Bytes.
+    pub memory: Option<u64>,
+}
+
+impl From<ListedProcess> for ReportedDetails {
+    fn from(listed: ListedProcess) -> ReportedDetails {
+        let ListedProcess { message, restarts, last_exit, cpu, mem, fds, threads, cores, memory, .. } =
+            listed;
+        ReportedDetails { message, restarts, last_exit, cpu, mem, fds, threads, cores, memory }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -237,6 +273,7 @@ impl TargetProcess {
                     threads: None,
                     cores: None,
                     memory: None,
+                    source: None,
                     why: None,
                 }
             }

@@ -17,13 +17,13 @@ use crate::clock;
 use crate::contract::{
     Accepted, ControllerProcess, ControllerReport, EventEntry, HeldDetail, HeldRow, HistoryEntry, HoldEntry,
     Hosting, InstanceCounts, LeaderHost, ManifestProblem, PauseEntry, PauseRequest, Paused, PinDetails,
-    ProcessRow, Resumed, ResumedScope, ServerHealth, SourceReport,
+    ProcessRow, ReportedDetails, Resumed, ResumedScope, ServerHealth, SourceReport,
 };
 use crate::control;
 use crate::control::pin::Pin;
 use crate::control::status::{ControllerStatus, LogEntry, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
-use crate::model::{Health, HeldChange, KnownSpec, Name, ObservedInstance, Pause, seconds};
+use crate::model::{Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds};
 use crate::store::{Error, Store, Txn, keys};
 
 /// Maximum listed held instances, and maximum listed events.
@@ -175,7 +175,15 @@ pub fn hosting_of(row: &Row) -> Hosting {
 }
 
 /// Process rows as in `get processes -o json`, with the hold reason.
-pub fn processes(status: &ControllerStatus) -> Vec<ControllerProcess> {
+pub fn processes(
+    status: &ControllerStatus,
+    details: &BTreeMap<InstanceKey, ReportedDetails>,
+    view: View,
+) -> Vec<ControllerProcess> {
+    let process = |row: &Row| {
+        let details = details.get(&row.key).filter(|_| row.gap.is_none()).cloned().unwrap_or_default();
+        ControllerProcess { details: redact::details(details, view), ..process(row) }
+    };
     status.rows().iter().map(process).collect()
 }
 
@@ -217,7 +225,8 @@ fn process(row: &Row) -> ControllerProcess {
         since: seen.since.map(|time| time.to_string()),
         report_time: seen.report_time.map(|time| time.to_string()),
     };
-    ControllerProcess { row, held, declared }
+    let (source, details) = (declared.clone(), ReportedDetails::default());
+    ControllerProcess { row, held, declared, source, details }
 }
 
 /// The plan of the last pass.

@@ -3,7 +3,7 @@
 //! Every user of the machine can reach a loopback listener and read its responses without the token. Names, states,
 //! reasons and counts stay visible. The shape of the JSON is the same, and `redacted: true` marks hidden values.
 
-use crate::contract::{ManifestProblem, PlanDocument};
+use crate::contract::{ExitDetails, ManifestProblem, PlanDocument, ReportedDetails};
 use crate::control::status::{HIDDEN, is_private, may_quote};
 
 /// The part of the data that a reader may see.
@@ -25,6 +25,15 @@ pub fn plan(mut plan: PlanDocument) -> PlanDocument {
     }
     plan.redacted = Some(true);
     plan
+}
+
+/// Redacts the details of a process: a message or the detail of an exit may quote output or a command.
+pub fn details(details: ReportedDetails, view: View) -> ReportedDetails {
+    if view == View::Full {
+        return details;
+    }
+    let last_exit = details.last_exit.map(|exit| ExitDetails { detail: String::new(), ..exit });
+    ReportedDetails { message: None, last_exit, ..details }
 }
 
 /// Redacts manifest problems: a message about a command or a variable may quote it.

@@ -13,7 +13,7 @@ use super::commands::AfterKill;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment};
-use crate::agent::error::AgentError;
+use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, command_id, hook_id, start_id};
 use crate::agent::sandbox::LaunchSandbox;
 use crate::agent::spawn::{CommandExit, SpecCommand};
@@ -80,7 +80,14 @@ impl InstanceTask {
     ) -> Result<CommandExit, AgentError> {
         // The id of the hook, not of the launch: a process of the hook is never taken for the launched one.
         let variables = [("ABIDE_INSTANCE", self.key.to_string()), (LAUNCH_ID_VARIABLE, record.to_owned())];
-        let env = environment(spec, rights, &variables).await?;
+        let env = match environment(spec, rights, &variables).await {
+            // The hook may create env_file. The launch reads it after the hook, and fails if it is still missing.
+            Err(LaunchError::Files(error)) if spec.env_file.is_some() && error.is_missing() => {
+                let spec = Spec { env_file: None, ..spec.clone() };
+                environment(&spec, rights, &variables).await?
+            }
+            env => env?,
+        };
         let program = SpecCommand {
             command: &hook.run,
             folder: Path::new(&spec.identity.setup_path),

@@ -44,8 +44,12 @@ pub struct Abide {
 
 impl Abide {
     pub fn new(access: &ApiEndpoint) -> Result<Abide, ClientError> {
-        let generation = AtomicU64::new(0);
-        Ok(Abide { calls: ApiClient::new(access)?, generation, early: Mutex::new(None) })
+        Ok(Abide::of_client(ApiClient::new(access)?))
+    }
+
+    /// A backend with the connections and credentials of another client, without a lease.
+    pub fn of_client(calls: ApiClient) -> Abide {
+        Abide { calls, generation: AtomicU64::new(0), early: Mutex::new(None) }
     }
 
     pub fn calls(&self) -> &ApiClient {

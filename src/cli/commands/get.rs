@@ -141,12 +141,11 @@ async fn rows(
                 _ => {
                     let statuses = statuses(live).await?;
                     // Without an active revision to compare with, the sync status is unknown.
-                    let sync =
-                        |key: &InstanceKey| statuses.get(key).map_or(SyncStatus::Unknown, |one| one.sync);
-                    meant
-                        .map(|row| (sync(row.instance()), row))
-                        .map(|(sync, row)| value(row.listed(sync)))
-                        .collect()
+                    let listed = |row: TargetProcess| match statuses.get(row.instance()) {
+                        None => row.listed(SyncStatus::Unknown),
+                        Some(one) => ListedProcess { source: one.declared.clone(), ..row.listed(one.sync) },
+                    };
+                    meant.map(listed).map(value).collect()
                 }
             }
         }

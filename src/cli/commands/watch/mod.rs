@@ -229,6 +229,7 @@ async fn run_until_stopped(
     printer: &Printer,
     notifiers: &Notifiers,
 ) {
+    notifiers.gateway.set(live.abide().ok().map(|abide| abide.calls().clone()));
     // The local agent runs processes without a `user` as the current user.
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let me = me.filter(|_| live.name == "local");
