@@ -46,6 +46,7 @@ mod processes;
 mod registry;
 mod reply;
 mod report_limits;
+mod report_trim;
 mod report_usage;
 mod results;
 pub mod routes;
@@ -64,6 +65,7 @@ use crate::clock;
 use crate::store::{Store, Txn, keys};
 
 pub use registry::RegistryRecord;
+pub use report_trim::excess_reports;
 pub use state::StoreRequest;
 
 /// How long an operation waits for a host's agent; its row is final within ten seconds.

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use abide::store::{Embedded, Store, Txn};
 use serde_json::json;
 
 use crate::fixtures::workspace::Workspace;
@@ -108,4 +109,45 @@ fn the_requests_of_one_stolen_token_leave_permits_for_other_agents() {
     system.start_agent();
     let done = system.operate("p", 0, &system.spec("p", "exec sleep 1000"));
     assert_eq!(done.0, 0, "an agent joins and works: {}", done.1);
+}
+
+/// A store that a stolen token filled before reports were limited. The gateway starts with the memory of its limits.
+#[test]
+fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
+    let folder = Workspace::new();
+    let data = folder.path().join("data");
+    std::fs::create_dir(&data).expect("a folder");
+    crate::store::run(async {
+        let store = Embedded::open(&data.join("store.db")).expect("a store");
+        let row = |name: &str, host: &str, size: usize| {
+            let message = "x".repeat(size);
+            let instance = json!({"host": host, "namespace": "web", "name": name});
+            let report = json!({"instance": instance, "at": 1, "hosted": false, "message": message});
+            Txn::put(format!("live/web/{name}/{host}"), report.to_string())
+        };
+        for nth in 0..160 {
+            store.txn(row(&format!("p{nth}"), "0:10.0.0.66", 4 << 20)).await.expect("a write");
+        }
+        store.txn(row("small", "0:10.0.0.66", 10)).await.expect("a write");
+        store.txn(row("other", "0:10.0.0.1", 10)).await.expect("a write");
+        store.settle().await.expect("a checkpoint");
+    });
+    let gateway = Gateway::start(folder.path(), &[]);
+    let log = crate::serve::log_of(folder.path());
+    assert!(log.contains("store is overfilled") && log.contains("host=0:10.0.0.66"), "{log}");
+    assert!(!log.contains("0:10.0.0.1 "), "{log}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).expect("a status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(peak < 256 << 10, "{peak} kB for 640 MB of reports");
+    drop(gateway);
+    let left = crate::store::run(async {
+        let store = Embedded::open(&data.join("store.db")).expect("a store");
+        let page = store.range("live/", None, 1000).await.expect("entries");
+        page.entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>()
+    });
+    assert!(left.len() > 10 && left.len() < 20, "{left:?}");
+    for key in ["live/web/small/0:10.0.0.66", "live/web/other/0:10.0.0.1"] {
+        assert!(left.iter().any(|one| one == key), "{key}: {left:?}");
+    }
 }
