@@ -234,8 +234,9 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
-    state.run =
-        Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None, traces });
+    let (by, output, log) = (None, None, None);
+    let uid = shared.rights_of(&live.spec).ok().map(|rights| rights.account().uid());
+    state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
@@ -266,10 +267,9 @@ fn resolve_one(
         if once {
             state.ran = Some(intent.held.clone());
         }
-        let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
-        let traces = LaunchTraces::default();
-        state.run =
-            Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None, traces });
+        let LaunchIntent { incarnation, op_id: by, held: live, group, uid, .. } = intent;
+        let (output, log, traces) = (None, None, LaunchTraces::default());
+        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces });
         return None;
     }
     if resident {

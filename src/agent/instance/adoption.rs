@@ -72,6 +72,7 @@ impl InstanceTask {
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
         self.state.run = Some(ProcessRun {
             identity: handle.identity.clone(),
+            uid: self.uid_of(&live.spec),
             live,
             by: None,
             incarnation,
@@ -116,7 +117,12 @@ impl InstanceTask {
         let orphan = ownership::find_orphan(&self.key, &owned.spec, &rights).await?;
         if let Some((handle, incarnation)) = orphan {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-            self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, owned) });
+            self.state.run = Some(ProcessRun {
+                incarnation,
+                group,
+                uid: Some(rights.account().uid()),
+                ..ProcessRun::adopted(&handle, owned)
+            });
             (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
             self.state.message.clear();
             self.handle = Some(handle);

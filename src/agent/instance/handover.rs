@@ -131,7 +131,8 @@ impl InstanceTask {
         }
         let traces = LaunchTraces { since: context.since, ..LaunchTraces::default() };
         let group = context.group.as_ref().map(Cgroup::path);
-        self.end_failed_launch(&owned.spec, (context.launch_id, group), traces, reply).await
+        let account = (&*owned.spec, Some(rights.account().uid()));
+        self.end_failed_launch(account, (context.launch_id, group), traces, reply).await
     }
 
     async fn replace_with_command(
@@ -296,9 +297,10 @@ impl InstanceTask {
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
         let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
+        let uid = before.and_then(|run| run.uid).or_else(|| self.uid_of(&live.spec));
         traces.add_session(handle.session, handle.identity.pid);
         self.state.run =
-            Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
+            Some(ProcessRun { incarnation, group, uid, traces, ..ProcessRun::adopted(&handle, live) });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();
