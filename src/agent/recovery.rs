@@ -236,9 +236,10 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
-    let (output, log, adopted) = (None, None, None);
+    let (by, output, log, adopted) = (None, None, None, None);
+    let uid = shared.rights_of(&live.spec).ok().map(|rights| rights.account().uid());
     state.run =
-        Some(ProcessRun { identity, live, by: None, incarnation, group, output, log, traces, adopted });
+        Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
@@ -269,10 +270,11 @@ fn resolve_one(
         if once {
             state.ran = Some(intent.held.clone());
         }
-        let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
+        let LaunchIntent { incarnation, op_id: by, held: live, group, uid, .. } = intent;
         let traces = LaunchTraces::default();
         let (output, log, adopted) = (None, None, None);
-        state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces, adopted });
+        state.run =
+            Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
         return None;
     }
     if resident {

@@ -138,6 +138,10 @@ pub struct ProcessRun {
     /// The output pipe of the process, and its log writer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Box<PipeRecord>>,
+    /// User id of the account when the process was launched or adopted: the account may be renamed, removed or unknown
+    /// while the process runs. Absent in a state of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
     /// Evidence of the other processes of the launch. Absent in a state of an earlier version.
     #[serde(default)]
     pub traces: LaunchTraces,
@@ -158,6 +162,7 @@ impl ProcessRun {
             group: None,
             output: None,
             log: None,
+            uid: None,
             traces: LaunchTraces::default(),
             adopted: None,
         }
@@ -185,6 +190,9 @@ pub struct LaunchIntent {
     /// Boot id when the launch began; empty: an agent of an earlier version began it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
+    /// User id of the account. Absent in an intent of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 pub fn state_key(instance: &InstanceKey) -> String {

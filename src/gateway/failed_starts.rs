@@ -68,7 +68,9 @@ impl<S: Store> Gateway<S> {
         let page = self.store.range(keys::FAILED_START_PREFIX, None, usize::MAX).await?;
         for entry in page.entries {
             if !readable(entry.decode::<Report>()).is_some_and(|report| is_current(&report)) {
-                self.store.txn(Txn::delete(entry.key.to_string())).await?;
+                // A report since the read has replaced the entry, and stays.
+                let key = entry.key.to_string();
+                self.store.txn(Txn::delete(key.clone()).only_if(key, entry.mod_seq)).await?;
             }
         }
         Ok(())

@@ -88,7 +88,7 @@ pub struct Gateway<S> {
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
     report_usage: report_usage::ReportUsage,
-    figures: figures::FigureBoard,
+    figures: figures::FigureQueries,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
@@ -106,7 +106,7 @@ impl<S: Store> Gateway<S> {
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             report_usage: report_usage::ReportUsage::default(),
-            figures: figures::FigureBoard::default(),
+            figures: figures::FigureQueries::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }

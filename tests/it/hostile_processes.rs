@@ -1,4 +1,4 @@
-//! Processes of an unprivileged user against the agent of root.
+//! Processes of an unprivileged user against the agent of root, and users that the host no longer knows.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -114,4 +114,51 @@ fn huge_declared_arguments_cost_the_agent_no_memory() {
         assert_eq!(system.operate(name, STOP, &spec).0, 0);
         assert!(peak(&system) < MAX_PEAK_KIB, "{} KiB after a stop", peak(&system));
     }
+}
+
+/// An agent with a user database of its own, and without control groups.
+fn start_with_users(system: &mut System, users: &std::path::Path) {
+    let url = format!("http://{}", system.server.address);
+    let mount = format!(
+        "umount -a -t cgroup2 2>/dev/null; mount --bind {} /etc/passwd && exec \"$@\"",
+        users.display()
+    );
+    system.start_agent_under(&url, &["unshare", "-m", "sh", "-c", &mount, "sh"], &[]);
+}
+
+#[test]
+fn the_tree_of_a_user_that_is_no_longer_known_is_ended() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    const UID: u32 = 54_321;
+    if !crate::support::needs_root() {
+        return;
+    }
+    let (mut system, known) = (System::without_agent(), std::fs::read("/etc/passwd").expect("users"));
+    let users = system.path("passwd");
+    let with = [&known[..], format!("ghost:x:{UID}:{UID}::/:/bin/sh\n").as_bytes()].concat();
+    std::fs::write(&users, &with).expect("a file");
+    let user = TestUser { name: "ghost".to_owned(), uid: UID, gid: UID };
+    let home = system.home(&user);
+    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o644)).expect("a mode");
+    start_with_users(&mut system, &users);
+    let start = |name: &str| format!("sleep 600 & echo $! > {name}.worker; exec sleep 600");
+    let specs = ["killed", "stopped"].map(|name| (name, system.spec_of(&user, name, &start(name))));
+    for (name, spec) in &specs {
+        assert_eq!(system.operate(name, START, spec), (0, "success".to_owned()));
+    }
+    let worker = |name: &str| -> u32 {
+        let text = std::fs::read_to_string(home.join(format!("{name}.worker"))).expect("a pid");
+        text.trim().parse().expect("a pid")
+    };
+    let (of_killed, of_stopped) = (worker("killed"), worker("stopped"));
+    // In place: the file is mounted.
+    std::fs::write(&users, &known).expect("a file");
+    let other = system.spec_of(&user, "other", "exec sleep 600");
+    crate::support::until("the user is unknown", || system.operate("other", START, &other).0 != 0);
+    crate::system::kill(system.pid("killed").expect("a pid"), "KILL");
+    crate::support::until("the rest of the tree ends", || !crate::system::is_alive(of_killed));
+    let (code, message) = system.operate("stopped", STOP, &serde_json::Value::Null);
+    assert_eq!(code, 0, "{message}");
+    assert!(!crate::system::is_alive(of_stopped), "{message}");
+    let _ = chown(&home, Some(0), Some(0));
 }

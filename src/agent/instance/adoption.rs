@@ -73,6 +73,7 @@ impl InstanceTask {
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
         self.state.run = Some(ProcessRun {
             identity: handle.identity.clone(),
+            uid: self.uid_of(&live.spec),
             live,
             by: None,
             incarnation,
@@ -128,7 +129,12 @@ impl InstanceTask {
         let orphan = ownership::find_orphan(&self.key, &owned.spec, &rights).await?;
         if let Some((handle, incarnation)) = orphan {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-            self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::of_handle(&handle, owned) });
+            self.state.run = Some(ProcessRun {
+                incarnation,
+                group,
+                uid: Some(rights.account().uid()),
+                ..ProcessRun::of_handle(&handle, owned)
+            });
             (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
             self.state.message.clear();
             self.handle = Some(handle);

@@ -191,10 +191,11 @@ impl InstanceTask {
     /// The tree of the process.
     pub(super) fn tree(&self, held: Option<&ProcessHandle>) -> Option<ProcessTree> {
         let run = self.state.run.as_ref()?;
-        Some(ProcessTree::of(run, held, self.uid_of(&run.live.spec)))
+        Some(ProcessTree::of(run, held, run.uid.or_else(|| self.uid_of(&run.live.spec))))
     }
 
-    fn uid_of(&self, spec: &Spec) -> Option<u32> {
+    /// The user id of a spec's account, as it is resolved now.
+    pub(super) fn uid_of(&self, spec: &Spec) -> Option<u32> {
         self.shared.rights_of(spec).ok().map(|rights| rights.account().uid())
     }
 
@@ -255,7 +256,7 @@ impl InstanceTask {
     /// Ends the processes of a launch that failed, before the failure is reported.
     pub(super) async fn end_failed_launch(
         &mut self,
-        spec: &Spec,
+        uid: Option<u32>,
         (launch_id, group): (String, Option<String>),
         traces: LaunchTraces,
         (code, message): OpReply,
@@ -264,7 +265,7 @@ impl InstanceTask {
             boot: boot_id().to_owned(),
             launch_id,
             group,
-            uid: self.uid_of(spec),
+            uid,
             traces,
         });
         let killed = tree.end(Duration::ZERO).await;

@@ -133,7 +133,8 @@ impl InstanceTask {
             return reply;
         }
         let group = context.group.as_ref().map(Cgroup::path);
-        self.end_failed_launch(&owned.spec, (context.launch_id, group), LaunchTraces::default(), reply).await
+        let uid = Some(rights.account().uid());
+        self.end_failed_launch(uid, (context.launch_id, group), LaunchTraces::default(), reply).await
     }
 
     async fn replace_with_command(
@@ -307,8 +308,9 @@ impl InstanceTask {
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|before| before.incarnation == run.incarnation);
         let mut traces = before.map(|before| before.traces.clone()).unwrap_or_default();
+        let uid = before.and_then(|before| before.uid).or_else(|| self.uid_of(&run.live.spec));
         traces.add_session(&handle, &run.incarnation, run.group.as_deref().map(Cgroup::at).as_ref());
-        self.state.run = Some(ProcessRun { traces, ..run });
+        self.state.run = Some(ProcessRun { uid, traces, ..run });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();

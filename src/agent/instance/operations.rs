@@ -106,9 +106,9 @@ impl InstanceTask {
         let groups = &self.shared.groups;
         let group = groups.make(&incarnation, &owned.spec);
         let path = group.as_ref().map(Cgroup::path);
-        let boot = boot_id().to_owned();
-        let intent =
-            LaunchIntent { incarnation, op_id, held: owned.clone(), at: clock::now().0, group: path, boot };
+        let (boot, uid) = (boot_id().to_owned(), self.uid_of(&owned.spec));
+        let (held, at) = (owned.clone(), clock::now().0);
+        let intent = LaunchIntent { incarnation, op_id, held, at, group: path, boot, uid };
         if !written {
             let value = serde_json::to_vec(&intent).unwrap_or_default();
             let txn = Txn::put(intent_key(&self.key), value).and(self.pending());
@@ -124,7 +124,7 @@ impl InstanceTask {
             Ok(handle) => handle,
             Err(reply) => {
                 let launch = (intent.incarnation, intent.group);
-                return self.end_failed_launch(&owned.spec, launch, traces, reply).await;
+                return self.end_failed_launch(uid, launch, traces, reply).await;
             }
         };
         traces.add_session(&process, &intent.incarnation, group.as_ref());
@@ -140,8 +140,18 @@ impl InstanceTask {
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();
-        self.state.run =
-            Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces, adopted: None });
+        self.state.run = Some(ProcessRun {
+            identity,
+            live,
+            by,
+            incarnation,
+            group,
+            output,
+            log,
+            uid,
+            traces,
+            adopted: None,
+        });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();
