@@ -133,6 +133,9 @@ pub struct ListedProcess {
     /// Bytes.
     #[serde(default)]
     pub memory: Option<u64>,
+    /// Files of the configmap that differ on the host, or are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifted_files: Vec<String>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -233,6 +236,7 @@ impl TargetProcess {
                     threads: None,
                     cores: None,
                     memory: None,
+                    drifted_files: Vec::new(),
                     why: None,
                 }
             }

@@ -3,7 +3,7 @@
 //! Every user of the machine can reach a loopback listener and read its responses without the token. Names, states,
 //! reasons and counts stay visible. The shape of the JSON is the same, and `redacted: true` marks hidden values.
 
-use crate::contract::{ManifestProblem, PlanDocument};
+use crate::contract::{HistoryEntry, ManifestProblem, PlanDocument};
 use crate::control::status::{HIDDEN, is_private, may_quote};
 
 /// The part of the data that a reader may see.
@@ -25,6 +25,15 @@ pub fn plan(mut plan: PlanDocument) -> PlanDocument {
     }
     plan.redacted = Some(true);
     plan
+}
+
+/// Redacts the history: the message of a failed step has output of its process.
+pub fn history(mut entries: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
+    for step in entries.iter_mut().flat_map(|entry| &mut entry.steps).filter(|step| !step.message.is_empty())
+    {
+        step.message = HIDDEN.to_owned();
+    }
+    entries
 }
 
 /// Redacts manifest problems: a message about a command or a variable may quote it.

@@ -227,6 +227,7 @@ impl Entry {
                 registered: version(&self.given),
                 live: version(&self.live),
                 ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
+                ..ObservedSpecs::default()
             },
             process: RunningProcess { pid: self.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()

@@ -42,7 +42,7 @@ pub fn fingerprint(
 
 fn facts(seen: &ObservedInstance) -> String {
     let ObservedInstance { unknown, registered, hosted, running, owner, specs, .. } = seen;
-    let ObservedSpecs { registered: given, live, ran } = specs;
+    let ObservedSpecs { registered: given, live, ran, drifted_files: _ } = specs;
     let ran = match ran {
         LastRun::Unknown => "unknown".to_owned(),
         LastRun::Never => "never".to_owned(),

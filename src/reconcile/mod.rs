@@ -44,10 +44,13 @@ pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
+pub use planner::drifted_files;
 pub use rules::{HoldRules, Rules};
 pub use sync_status::{SyncStatus, sync_statuses};
 
-use crate::model::{Desired, Now, Observed, Plan};
+use std::collections::BTreeMap;
+
+use crate::model::{Desired, Now, Observed, Plan, ProcessKey};
 use chain::PlanDraft;
 
 /// The plan: the steps to execute, and the held changes.
@@ -59,6 +62,20 @@ pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &No
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
     Plan { waves, held, notes, in_sync: found.in_sync }
+}
+
+/// The files on hosts that differ from a configmap. No step changes them: the files are not delivered by a plan.
+fn drift_note(drifted: &BTreeMap<(ProcessKey, String), usize>) -> Option<String> {
+    const SHOWN: usize = 5;
+    let one = |((process, path), n): (&(ProcessKey, String), &usize)| match n {
+        1 => format!("{path} of {process}"),
+        n => format!("{path} of {process} ({n} instances)"),
+    };
+    let mut names: Vec<String> = drifted.iter().take(SHOWN).map(one).collect();
+    if drifted.len() > SHOWN {
+        names.push(format!("and {} more", drifted.len() - SHOWN));
+    }
+    (!names.is_empty()).then(|| format!("files on hosts differ from the configmap: {}", names.join(", ")))
 }
 
 /// Notes for the operator.
@@ -84,6 +101,7 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
             "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
         ));
     }
+    notes.extend(drift_note(&found.drifted));
     if !found.spared.is_empty() {
         const SHOWN: usize = 5;
         let named = found.spared.iter().take(SHOWN).map(|(name, n)| format!("{name} ({n})"));

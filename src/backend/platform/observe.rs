@@ -366,6 +366,7 @@ fn seen(row: &StatusRow) -> ObservedInstance {
             registered: version(),
             live: if running { version() } else { KnownSpec::Unknown },
             ran,
+            ..ObservedSpecs::default()
         },
         process: RunningProcess {
             pid: u32::try_from(row.pid).ok().filter(|pid| *pid > 0),

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{HoldArgs, InstanceArgs, Until, observe_all};
 use crate::backend::RowState;
+use crate::cli::declared_names::KnownNames;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
@@ -34,26 +35,29 @@ pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failur
 }
 
 /// The selected instances. A name that matches no instance is an error.
-fn select_instances<'a>(
+pub async fn select_instances<'a>(
     whom: &InstanceArgs,
     observed: &'a Observed,
+    live: &ConnectedTarget,
 ) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
-    let selection = whom.select.selection();
-    let is = |key: &InstanceKey, seen: &ObservedInstance| {
-        whom.matches(key) && selection.means(key, None, &seen.labels)
-    };
+    let declared = whom.declared_names(live, observed).await;
+    let known = KnownNames { declared: &declared, observed, recorded: Vec::new() };
     for one in &whom.processes {
-        if !observed.instances.keys().any(|key| one.matches(key)) {
-            let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
-            let message = format!("process {} does not exist{host}", one.process);
-            return Err(Failure::new(Exit::Failed, message).hint("`abide get processes` lists them"));
+        if !known.has(one) {
+            return Err(known.unknown(one, &live.name));
+        }
+        if !observed.instances.keys().any(|key| one.matches(key, declared.of(key))) {
+            let message = format!("process {one} is declared and does not exist yet");
+            return Err(Failure::new(Exit::Failed, message).hint("`abide apply` creates it"));
         }
     }
+    let selection = whom.select.selection();
+    let is = |key: &InstanceKey, seen: &ObservedInstance| declared.means(whom, &selection, key, &seen.labels);
     let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
-    if found.is_empty() {
-        return Err(Failure::new(Exit::Failed, "no instance matches this selection"));
+    match found.is_empty() {
+        true => Err(known.nothing_selected(&selection)),
+        false => Ok(found),
     }
-    Ok(found)
 }
 
 async fn operate(
@@ -64,7 +68,7 @@ async fn operate(
 ) -> Result<Exit, Failure> {
     let observation = observe_all(live).await?;
     let observed = observation.remembered();
-    let instances = select_instances(&args.whom, &observed)?;
+    let instances = select_instances(&args.whom, &observed, live).await?;
     let until = args.terms.until.map(Until::time);
     let is_held = manual::is_recorded_as_hold(op);
     if !is_held && (until.is_some() || args.terms.reason.is_some()) {
