@@ -75,8 +75,8 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
                 specs: ObservedSpecs {
                     registered: known.clone(),
                     live: known.clone(),
-                    is_live_assumed: false,
                     ran: LastRun::Never,
+                    ..ObservedSpecs::default()
                 },
                 ..ObservedInstance::default()
             };

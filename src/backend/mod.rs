@@ -75,6 +75,15 @@ pub trait Backend: Send + Sync {
         self.observe_live(subjects)
     }
 
+    /// The last message of each of these instances: the output of a failed probe, start or run. Instances without one are
+    /// left out.
+    fn messages(
+        &self,
+        _instances: &[InstanceKey],
+    ) -> impl Future<Output = Result<BTreeMap<InstanceKey, String>, BackendError>> + Send {
+        async { Ok(BTreeMap::new()) }
+    }
+
     /// Splits operations into calls. Each operation is in exactly one of them.
     fn batches(&self, orders: Vec<Operation>) -> Vec<Vec<Operation>> {
         if orders.is_empty() { Vec::new() } else { vec![orders] }

@@ -12,7 +12,10 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Write manifests", &["init", "validate", "explain", "schema"]),
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback"]),
     ("Inspect", &["status", "get", "describe", "logs", "history"]),
-    ("Operate", &["start", "stop", "restart", "reload", "kill", "release", "pause", "resume", "lease"]),
+    (
+        "Operate",
+        &["start", "stop", "restart", "reload", "kill", "release", "unprotect", "pause", "resume", "lease"],
+    ),
     ("Run", &["up", "down", "serve", "agent"]),
     ("Convert", &["import", "export", "convert"]),
     (TOOLS, &["doctor", "config", "access", "completions", "man", "version"]),

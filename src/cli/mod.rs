@@ -4,6 +4,7 @@
 
 mod args;
 mod commands;
+mod declared_names;
 mod help;
 mod local;
 mod output;
@@ -20,6 +21,7 @@ use tracing::level_filters::LevelFilter;
 
 use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
+use self::commands::unprotect;
 use self::commands::{
     access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
     history, import, init, lease, logs, man, plan, rollback, schema, serve, status, up, validate, version,
@@ -153,6 +155,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Reload(args) => operate::run(Op::Reload, &args, printer),
         Verb::Kill(args) => operate::run(Op::Kill, &args, printer),
         Verb::Release(args) => release::run(&args, printer),
+        Verb::Unprotect(args) => unprotect::run(&args, printer),
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),

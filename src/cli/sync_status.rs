@@ -44,7 +44,7 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
 }
 
 /// The desired state of the pinned, else of the active revision. `None`: not stored, or no longer valid.
-async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
+pub async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
     let revision = match pin::read(&live.state, owner).await.ok()? {
         Some((pin, _)) => pin.revision,
         None => stored_revisions::active(&live.state, owner).await.ok()?.0?.revision,

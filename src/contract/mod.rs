@@ -28,7 +28,9 @@ mod task;
 mod words;
 
 pub use access::AccessInfo;
-pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
+pub use apply_report::{
+    ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
+};
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
@@ -56,8 +58,8 @@ pub use state::{
     StatePage, StateReleased, StateSlice, StoreAnswer, StoreRequest, TxnAnswer, WriteItem,
 };
 pub use status::{
-    ActiveSource, ControllerReport, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails, PinnedOwner,
-    SourceReport, TargetDown, TargetReport,
+    ActiveSource, ControllerReport, DriftedFile, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails,
+    PinnedOwner, SourceReport, TargetDown, TargetReport,
 };
 pub use task::{FoundTask, RenameRequest, TaskAnswer, TaskEntry};
 

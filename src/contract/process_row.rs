@@ -140,6 +140,9 @@ pub struct ListedProcess {
     /// Where the active revision of its owner declares it: `file:line:column`; `null`: unknown.
     #[serde(default)]
     pub source: Option<String>,
+    /// Files of the configmap that differ on the host, or are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifted_files: Vec<String>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -274,6 +277,7 @@ impl TargetProcess {
                     cores: None,
                     memory: None,
                     source: None,
+                    drifted_files: Vec::new(),
                     why: None,
                 }
             }

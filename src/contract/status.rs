@@ -119,10 +119,20 @@ pub struct TargetReport {
     /// Processes that were adopted and not restarted since: the spec that they run with is unknown.
     #[serde(default)]
     pub unknown_specs: Vec<InstanceKey>,
+    /// Processes with files on the host that differ from the configmap.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifted_files: Vec<DriftedFile>,
     pub holds: usize,
     pub pauses: usize,
     pub pins: Vec<PinnedOwner>,
     pub sources: Vec<ActiveSource>,
+}
+
+/// A file on a host that differs from the configmap of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DriftedFile {
+    pub instance: InstanceKey,
+    pub path: String,
 }
 
 /// The local system is not running.

@@ -245,6 +245,7 @@ pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorRe
 pub async fn history<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
+    view: View,
 ) -> Result<Vec<HistoryEntry>, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
@@ -255,7 +256,10 @@ pub async fn history<S: Store>(
     let state = dashboard.state.get();
     let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
-        Ok(Ok(newest)) => Ok(newest),
+        Ok(Ok(newest)) => Ok(match view {
+            View::Full => newest,
+            View::Redacted => redact::history(newest),
+        }),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
         Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }

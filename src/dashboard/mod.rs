@@ -264,7 +264,7 @@ async fn respond<S: Store>(
             }
         }
         Route::Plan => api::plan(dashboard, view)?,
-        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts).await?),
+        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts, view).await?),
         Route::Metrics => {
             let mut text = metrics::text(board, readers.open());
             if let Some(more) = &dashboard.extra_metrics {

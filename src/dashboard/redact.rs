@@ -3,7 +3,7 @@
 //! Every user of the machine can reach a loopback listener and read its responses without the token. Names, states,
 //! reasons and counts stay visible. The shape of the JSON is the same, and `redacted: true` marks hidden values.
 
-use crate::contract::{ExitDetails, ManifestProblem, PlanDocument, ReportedDetails};
+use crate::contract::{ExitDetails, HistoryEntry, ManifestProblem, PlanDocument, ReportedDetails};
 use crate::control::status::{HIDDEN, is_private, may_quote};
 
 /// The part of the data that a reader may see.
@@ -34,6 +34,15 @@ pub fn details(details: ReportedDetails, view: View) -> ReportedDetails {
     }
     let last_exit = details.last_exit.map(|exit| ExitDetails { detail: String::new(), ..exit });
     ReportedDetails { message: None, last_exit, ..details }
+}
+
+/// Redacts the history: the message of a failed step has output of its process.
+pub fn history(mut entries: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
+    for step in entries.iter_mut().flat_map(|entry| &mut entry.steps).filter(|step| !step.message.is_empty())
+    {
+        step.message = HIDDEN.to_owned();
+    }
+    entries
 }
 
 /// Redacts manifest problems: a message about a command or a variable may quote it.

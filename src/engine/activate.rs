@@ -3,6 +3,7 @@
 use super::history::{self, RunEnd};
 use super::input::{PlanDigests, PlanInput};
 use super::pin::{self, Pin};
+use super::protections;
 use super::report::Report;
 use super::stored_revisions::{self, NewRevision};
 use crate::contract::HistoryEntry;
@@ -34,6 +35,8 @@ impl Activation {
         source: ManifestSource<'_>,
     ) -> Result<Option<Pin>, Error> {
         let owner = &input.rules.owner;
+        // Before the revision: a crash in between leaves a protection too many, not one too few.
+        protections::record(state, owner, &input.loaded.desired, &input.rules.selection).await?;
         match self {
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {

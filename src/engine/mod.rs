@@ -29,6 +29,7 @@ mod verify;
 pub mod history;
 pub mod manual;
 pub mod pin;
+pub mod protections;
 pub mod rollback;
 pub mod stored_revisions;
 

@@ -232,6 +232,7 @@ impl Entry {
                 live: version(&self.live),
                 is_live_assumed: self.adopted && self.running,
                 ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
+                ..ObservedSpecs::default()
             },
             process: RunningProcess { pid: self.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()

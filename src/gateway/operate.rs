@@ -125,7 +125,7 @@ impl<S: Store> Gateway<S> {
                 };
                 let instance = instance(&process, &host.key);
                 named.insert(instance.clone(), held.spec.identity.index_key());
-                let held = Some(self.with_current_owner(&instance, held.clone()).await?);
+                let held = Some(self.with_current_labels(&instance, held.clone()).await?);
                 let item = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
                 items.push(TaskItem { job_key: Some(row), ..item });
             }

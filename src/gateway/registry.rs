@@ -253,6 +253,21 @@ impl<S: Store> Gateway<S> {
         Ok(OwnedSpec { owner, ..held })
     }
 
+    /// A request of JOB has neither an owner nor labels: the process keeps both.
+    pub(super) async fn with_current_labels(
+        &self,
+        instance: &InstanceKey,
+        held: OwnedSpec,
+    ) -> Result<OwnedSpec, ApiError> {
+        let Some(record) = self.record(instance).await? else { return Ok(held) };
+        let labels = match held.spec.labels.is_empty() {
+            true => record.given.spec.labels.clone(),
+            false => held.spec.labels.clone(),
+        };
+        let spec = Arc::new(Spec { labels, ..(*held.spec).clone() });
+        Ok(OwnedSpec { spec, owner: held.owner.or(record.given.owner), ..held })
+    }
+
     pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<RegistryRecord>, ApiError> {
         let entry = self.store.get(&keys::registration(instance)).await?;
         Ok(entry.as_ref().map(Entry::decode).transpose()?)

@@ -329,6 +329,7 @@ fn observed_instance(
             live,
             is_live_assumed: row.live_spec_unknown,
             ran: last_run(row.ran)?,
+            ..ObservedSpecs::default()
         },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })

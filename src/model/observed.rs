@@ -52,6 +52,8 @@ pub struct ObservedSpecs {
     pub is_live_assumed: bool,
     /// The spec of the last run.
     pub ran: LastRun,
+    /// Paths of the registered configmap whose files on the host differ from it, or are missing.
+    pub drifted_files: Vec<String>,
 }
 
 /// The running process of an observed instance.

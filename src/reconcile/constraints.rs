@@ -101,8 +101,27 @@ impl<'a> Constraints<'a> {
         self.paused(chain)
             .or_else(|| self.held_by_person(chain))
             .or_else(|| self.suspended(chain))
-            .or_else(|| protected(chain, kinds))
+            .or_else(|| self.protected(chain, kinds))
             .or_else(|| self.outside_window(chain, kinds))
+    }
+
+    /// By its manifest, or by the protection that an orphan still has.
+    fn protected(&self, chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
+        let detail = match chain.want {
+            Some(want) => {
+                let protection = forbidding(chain, kinds, &want.origin.protect)?;
+                format!("the manifest has `protect: [{}]`", protection.word())
+            }
+            None => {
+                let protection = forbidding(chain, kinds, self.rules.holds.protections.get(chain.key)?)?;
+                let (word, process) = (protection.word(), chain.key.process());
+                format!(
+                    "its manifest had `protect: [{word}]`: `abide unprotect {process} --reason …`, or a manifest with \
+                     `state: absent` and `protect: []`, ends the protection"
+                )
+            }
+        };
+        Some((HoldReason::Protected, detail))
     }
 
     /// By its name, or by the name that it moved from.
@@ -240,16 +259,15 @@ fn source(by: &str, amount: Amount, owned: usize) -> String {
     }
 }
 
-fn protected(chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
-    let protections = &chain.want?.origin.protect;
+/// The protection that forbids a chain.
+fn forbidding(chain: &Chain<'_>, kinds: DisruptionSet, protections: &[Protection]) -> Option<Protection> {
     let forbids = |protection: &&Protection| match protection {
         Protection::Delete => kinds.delete,
         Protection::Restart => kinds.restart,
         // Also a stop that a start follows.
         Protection::Stop => chain.ops().any(|op| matches!(op, Op::Stop | Op::Kill)),
     };
-    let protection = protections.iter().find(forbids)?;
-    Some((HoldReason::Protected, format!("the manifest has `protect: [{}]`", protection.word())))
+    protections.iter().find(forbids).copied()
 }
 
 /// The message of the active pause of an instance.

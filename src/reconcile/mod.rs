@@ -44,6 +44,7 @@ pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
+pub use planner::drifted_files;
 pub use rules::{HoldRules, Rules};
 pub use sync_status::{SyncStatus, sync_statuses};
 
@@ -72,6 +73,20 @@ fn named(processes: &BTreeMap<ProcessKey, usize>) -> String {
         names.push(format!("and {} more", processes.len() - SHOWN));
     }
     names.join(", ")
+}
+
+/// The files on hosts that differ from a configmap. No step changes them: the files are not delivered by a plan.
+fn drift_note(drifted: &BTreeMap<(ProcessKey, String), usize>) -> Option<String> {
+    const SHOWN: usize = 5;
+    let one = |((process, path), n): (&(ProcessKey, String), &usize)| match n {
+        1 => format!("{path} of {process}"),
+        n => format!("{path} of {process} ({n} instances)"),
+    };
+    let mut names: Vec<String> = drifted.iter().take(SHOWN).map(one).collect();
+    if drifted.len() > SHOWN {
+        names.push(format!("and {} more", drifted.len() - SHOWN));
+    }
+    (!names.is_empty()).then(|| format!("files on hosts differ from the configmap: {}", names.join(", ")))
 }
 
 /// Notes for the operator.
@@ -104,6 +119,7 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
              registered spec"
         ));
     }
+    notes.extend(drift_note(&found.drifted));
     if !found.spared.is_empty() {
         let (names, owner) = (named(&found.spared), &rules.owner);
         notes.push(format!("owned by {owner:?} and in no manifest: {names}; --prune would remove them"));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, Pause, Selection};
+use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, Pause, Protection, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -38,6 +38,8 @@ pub struct HoldRules {
     /// Plan instances with a manual hold as if they had none.
     pub override_manual: bool,
     pub pauses: Vec<Pause>,
+    /// Protections of live instances: they hold for an instance that no manifest declares any more.
+    pub protections: BTreeMap<InstanceKey, Vec<Protection>>,
     /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
     pub by_controller: BTreeMap<InstanceKey, (HoldReason, String)>,
 }

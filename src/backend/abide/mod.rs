@@ -10,7 +10,7 @@ mod operations;
 mod process;
 mod status;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -111,6 +111,13 @@ impl Backend for Abide {
 
     async fn check_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
         self.status_of(subjects).await
+    }
+
+    async fn messages(
+        &self,
+        instances: &[InstanceKey],
+    ) -> Result<BTreeMap<InstanceKey, String>, BackendError> {
+        self.messages_of(instances).await
     }
 
     async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {

@@ -57,6 +57,7 @@ pub(super) fn observed_instance(
             live,
             is_live_assumed: row.live_spec_unknown && row.running,
             ran,
+            drifted_files: row.drifted_files(),
         },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })

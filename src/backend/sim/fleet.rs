@@ -237,8 +237,8 @@ impl Fleet {
             specs: ObservedSpecs {
                 registered: version(&proc.given),
                 live: version(&proc.live),
-                is_live_assumed: false,
                 ran,
+                ..ObservedSpecs::default()
             },
             process: RunningProcess { pid: proc.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()

@@ -71,6 +71,11 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
             visible(&entry.source),
             operations.join(", ")
         ));
+        // The first failure is usually the cause of the others.
+        if let Some(step) = entry.steps.iter().find(|step| !step.message.is_empty()) {
+            let message = step.message.lines().map(visible).collect::<Vec<_>>().join(" ");
+            printer.styled(&format!("    {} {}: {message}\n", step.op, visible(&step.instance.to_string())));
+        }
     }
     Ok(Exit::Done)
 }

@@ -25,6 +25,7 @@ pub mod rollback;
 pub mod schema;
 pub mod serve;
 pub mod status;
+pub mod unprotect;
 pub mod up;
 pub mod validate;
 pub mod version;

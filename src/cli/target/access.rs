@@ -59,10 +59,15 @@ impl ConnectedTarget {
         Ok(())
     }
 
+    /// Fails if one of the namespaces is outside the grant: a verb that found no process names the cause.
+    pub async fn check_namespaces(&self, namespaces: impl IntoIterator<Item = &Name>) -> Result<(), Failure> {
+        let Some(grant) = self.access().await.map(Grant::from) else { return Ok(()) };
+        let missing = namespaces.into_iter().find_map(|name| grant.check_namespace(name.as_str()).err());
+        missing.map_or(Ok(()), |missing| Err(self.missing(&missing)))
+    }
+
     /// The failure of a verb that found no process of these namespaces: a namespace outside the grant is the cause.
     pub async fn not_found(&self, namespaces: impl IntoIterator<Item = &Name>, failure: Failure) -> Failure {
-        let Some(grant) = self.access().await.map(Grant::from) else { return failure };
-        let missing = namespaces.into_iter().find_map(|name| grant.check_namespace(name.as_str()).err());
-        missing.map_or(failure, |missing| self.missing(&missing))
+        self.check_namespaces(namespaces).await.err().unwrap_or(failure)
     }
 }

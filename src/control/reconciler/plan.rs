@@ -11,6 +11,7 @@ use crate::control::backoff::BackoffHold;
 use crate::control::event::ControllerEvent;
 use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
+use crate::engine::protections::{self, Protections};
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
 use crate::observe::{Observation, StablePlanInputs};
@@ -35,11 +36,23 @@ impl<T: Target> Reconciler<'_, T> {
             }
         };
         self.holds = Some(holds.clone());
+        let protections = match context.config.rules.prune {
+            true => protections::read(context.state()).await,
+            false => Ok(Protections::new()),
+        };
+        let protections = match protections {
+            Ok(protections) => protections,
+            Err(why) => {
+                self.observed_cache.put_back(Arc::new(world.observed));
+                return Err(why.into());
+            }
+        };
         let now = clock::at(context.target.now(), &manifests.desired);
         let backoff = &mut self.retries.backoff;
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
         let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
-        let rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
+        let mut rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
+        rules.holds.protections = protections;
         let config = &context.config.manifests;
         let search = HistorySearch {
             past: config.history.clone(),

@@ -11,6 +11,7 @@ use super::overrides::{LastApplied, PinOverride};
 use crate::control::Target;
 use crate::control::event::ControllerEvent;
 use crate::control::stored_revisions::{self, NewRevision};
+use crate::engine::protections;
 use crate::model::ManifestRevision;
 use crate::source::{Source, SourceState};
 use crate::store::Error;
@@ -163,6 +164,8 @@ impl RevisionResolver {
         let is_known = known.is_some_and(|known| {
             (&known.revision, &known.commit, &known.source) == (revision, commit, source)
         });
+        let desired = &resolved.manifests.desired;
+        protections::record(state, owner, desired, &context.config.rules.selection).await?;
         if !is_known {
             let new = NewRevision { owner, source, revision, commit: commit.as_deref(), texts };
             stored_revisions::activate(state, &new).await?;

@@ -97,6 +97,11 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
     }
     let early = Prefetch::start(&args.input, Duration::from_secs(args.going.timeout));
     let wanted = DesiredInput::read(&args.input, printer)?;
+    if wanted.is_without_files() {
+        let message = "no manifests found: nothing was applied";
+        return Err(Failure::refused("EmptySet", message)
+            .hint("a process is removed by `state: absent`, or by --prune with the manifests that remain"));
+    }
     let live = match early {
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
@@ -117,7 +122,7 @@ pub async fn apply_pinned(
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     // A rollback has no paths, and no new source.
     let shown_source = format!("rollback to {}", short_id(pin.revision.as_str()));
-    let plan = PlanRequest { shown_source, ..wanted.request(&args.input, None) };
+    let plan = PlanRequest { shown_source, activates: false, ..wanted.request(&args.input, None) };
     apply_revision(args, None, plan, Activation::Pinned(pin), live, deadline, printer).await
 }
 
@@ -139,7 +144,7 @@ async fn apply_revision(
         accept_changed_plan: args.yes,
         limits: ExecutionLimits {
             deadline,
-            lock_timeout: Duration::from_secs(args.input.bounds.lock_timeout),
+            lock_timeout: args.input.bounds.lock_timeout,
             max_parallel: args.going.max_parallel as usize,
             verify: !args.going.no_wait,
         },

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{HoldArgs, InstanceArgs, InstanceSelector, Until, observe_all};
 use crate::backend::RowState;
+use crate::cli::declared_names::KnownNames;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::access::forbidden;
 use crate::cli::target::{ConnectedTarget, TargetCause, runtime};
@@ -35,26 +36,29 @@ pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failur
 }
 
 /// The selected instances. A name that matches no instance is an error.
-fn select_instances<'a>(
+pub async fn select_instances<'a>(
     whom: &InstanceArgs,
     observed: &'a Observed,
+    live: &ConnectedTarget,
 ) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
-    let selection = whom.select.selection();
-    let is = |key: &InstanceKey, seen: &ObservedInstance| {
-        whom.matches(key) && selection.means(key, None, &seen.labels)
-    };
+    let declared = whom.declared_names(live, observed).await;
+    let known = KnownNames { declared: &declared, observed, recorded: Vec::new() };
     for one in &whom.processes {
-        if !observed.instances.keys().any(|key| one.matches(key)) {
-            let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
-            let message = format!("process {} does not exist{host}", one.process);
-            return Err(Failure::new(Exit::Failed, message).hint("`abide get processes` lists them"));
+        if !known.has(one) {
+            return Err(known.unknown(one, &live.name));
+        }
+        if !observed.instances.keys().any(|key| one.matches(key, declared.of(key))) {
+            let message = format!("process {one} is declared and does not exist yet");
+            return Err(Failure::new(Exit::Failed, message).hint("`abide apply` creates it"));
         }
     }
+    let selection = whom.select.selection();
+    let is = |key: &InstanceKey, seen: &ObservedInstance| declared.means(whom, &selection, key, &seen.labels);
     let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
-    if found.is_empty() {
-        return Err(Failure::new(Exit::Failed, "no instance matches this selection"));
+    match found.is_empty() {
+        true => Err(known.nothing_selected(&selection)),
+        false => Ok(found),
     }
-    Ok(found)
 }
 
 async fn operate(
@@ -65,7 +69,7 @@ async fn operate(
 ) -> Result<Exit, Failure> {
     let observation = observe_all(live).await?;
     let observed = observation.remembered();
-    let instances = match select_instances(&args.whom, &observed) {
+    let instances = match select_instances(&args.whom, &observed, live).await {
         Ok(instances) => instances,
         Err(failure) => {
             let named = args.whom.processes.iter().map(InstanceSelector::namespace);

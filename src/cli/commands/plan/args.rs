@@ -1,11 +1,12 @@
 //! Arguments of `plan` and `diff`, and those that `apply`, `watch` and `rollback` share with them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
+use crate::cli::args::{InvalidValue, LimitArgs, milliseconds, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::clock;
 use crate::model::{Amount, Budgets, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
@@ -114,8 +115,8 @@ pub struct BudgetArgs {
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
     pub stale_after: u64,
     /// Maximum wait for the writer lease; plan and diff need none, and watch retries at its next reconcile
-    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
-    pub lock_timeout: u64,
+    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = lock_timeout)]
+    pub lock_timeout: Duration,
 }
 
 impl Default for BudgetArgs {
@@ -126,7 +127,7 @@ impl Default for BudgetArgs {
             max_restart: None,
             override_holds: false,
             stale_after: 600,
-            lock_timeout: 10,
+            lock_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -248,6 +249,10 @@ fn caps_parser() -> impl TypedValueParser<Value = Caps> {
 
 pub fn duration(text: &str) -> Result<u64, InvalidValue> {
     seconds(text).ok_or(InvalidValue("a duration such as 30s, 10m or 1h30m"))
+}
+
+fn lock_timeout(text: &str) -> Result<Duration, InvalidValue> {
+    milliseconds(text).map(Duration::from_millis)
 }
 
 fn time(text: &str) -> Result<Time, InvalidValue> {

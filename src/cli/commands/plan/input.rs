@@ -85,6 +85,11 @@ impl DesiredInput {
         &self.rules
     }
 
+    /// Whether no manifest was found: an empty directory is more often a mistake than a request.
+    pub fn is_without_files(&self) -> bool {
+        self.loaded.files == 0 && self.loaded.desired.instances.is_empty()
+    }
+
     pub fn desired(&self) -> &Desired {
         &self.loaded.desired
     }
@@ -101,6 +106,7 @@ impl DesiredInput {
             now,
             source,
             accept_source: args.claims.accept_source,
+            activates: true,
             shown_source: shown_paths(args),
             search: HistorySearch { past, commit: None, limits },
         }
@@ -112,7 +118,8 @@ impl DesiredInput {
         let observed = read_rows(args, &now, printer)?.normalize_host_keys(&loaded.desired);
         let observed = observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?;
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
-        let input = PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline };
+        let input =
+            PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline, pin: None };
         let plan = input.plan();
         Ok((input, plan))
     }
