@@ -44,6 +44,12 @@ pub struct Image {
     memory: ImageMemory,
 }
 
+/// The content of a shared image, as it travels to the launcher.
+pub enum ImageContent<'a> {
+    File(BorrowedFd<'a>),
+    Data(&'a [u8]),
+}
+
 /// The memory of an image.
 enum ImageMemory {
     Mapping,
@@ -190,13 +196,14 @@ impl Image {
     }
 
     /// The shared image: its address in the launcher, its length, and its memory file or data; `None`: it is private.
-    pub fn share(&self) -> Option<(usize, usize, Result<BorrowedFd<'_>, &[u8]>)> {
+    pub fn share(&self) -> Option<(usize, usize, ImageContent<'_>)> {
         let shared = match &self.memory {
             ImageMemory::Mapping => return None,
-            ImageMemory::File(file) => Ok(file.as_fd()),
+            ImageMemory::File(file) => ImageContent::File(file.as_fd()),
             ImageMemory::Data(data) => {
                 // SAFETY: the vector has at least this length, and bytes have no invalid values.
-                Err(unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), self.length - STACK) })
+                let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), self.length - STACK) };
+                ImageContent::Data(data)
             }
         };
         Some((self.target, self.length, shared))

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::image::Image;
+use super::image::{Image, ImageContent};
 use super::{ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed};
 use crate::agent::reaper;
 
@@ -179,24 +179,27 @@ impl Launcher {
 
     fn fork(&self, request: &ForkRequest<'_>) -> Result<SpawnedProcess, LauncherError> {
         let invalid = || LauncherError::Request(io::ErrorKind::InvalidInput.into());
-        let (address, length, image) = request.image.share().ok_or_else(invalid)?;
+        let (address, length, content) = request.image.share().ok_or_else(invalid)?;
+        let (file, data) = match content {
+            ImageContent::File(file) => (Some(file), &[][..]),
+            ImageContent::Data(data) => (None, data),
+        };
         let Streams { input, output, code } = request.streams;
         let message = ForkMessage {
             address: address as u64,
             length: length as u64,
-            has_file: image.is_ok(),
+            has_file: file.is_some(),
             has_code: code.is_some(),
             has_group: request.group.is_some(),
             has_namespace: request.namespace.is_some(),
         };
         let mut descriptors = vec![input, output, request.status];
-        descriptors.extend(image.ok());
+        descriptors.extend(file);
         descriptors.extend(code);
         descriptors.extend(request.group);
         descriptors.extend(request.namespace);
         // Until the process is claimed, the reaper would take it for an orphan.
         let _guard = reaper::spawn_guard();
-        let data = image.err().unwrap_or_default();
         send(&self.socket, [&message.encode(), data], &descriptors).map_err(LauncherError::Lost)?;
         let mut bytes = [0; ForkReply::BYTES];
         let (length, mut descriptors) =
