@@ -218,6 +218,8 @@ fn caller(login: &AppLogin<'_>, headers: &HeaderMap) -> Result<Caller, ApiError>
     };
     let (owner, op) = (name("x-abide-owner")?, name("x-abide-op")?);
     let (app, grant, limits) = (login.app.code.clone(), Arc::clone(login.app.grant()), login.app.limits());
+    // A generation would be compared with the lease of that owner.
+    authorize(&grant, &AccessRequest { owner: owner.as_deref(), ..AccessRequest::default() })?;
     Ok(Caller { app, owner, generation, op, grant, limits })
 }
 

@@ -222,6 +222,7 @@ impl<S: Store> Gateway<S> {
             if let Some(answer) = self.stored_response(caller).await? {
                 return serde_json::from_value(answer).map_err(ApiError::from);
             }
+            self.check_task_limits(caller, &submission.items).await?;
             // Evaluated for each attempt: a concurrent call may have changed the compared entries.
             let mut submission = submission.clone();
             let items = &mut submission.items;

@@ -84,6 +84,7 @@ impl<S: Store> Gateway<S> {
             let mut txn = Txn::default();
             let starts = OpenStarts::default();
             let mut pushes: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
+            let mut new = 0;
             for host in &targets.hosts {
                 let row_key =
                     result_keys::v1(host, &process).unwrap_or_else(|| result_keys::v2(&host.key, &process));
@@ -114,10 +115,12 @@ impl<S: Store> Gateway<S> {
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {
+                    new += usize::from(given.is_some() && creates(&part, &instance));
                     pushes.push((instance, given));
                 }
                 txn = txn.and(part);
             }
+            self.check_instances(caller, namespace, new).await?;
             // Read last: the caller renews its lease while a call on many hosts is evaluated, and each renewal would
             // conflict.
             let (fence, fenced) = self.fence(caller).await?;
@@ -307,6 +310,12 @@ pub fn record_txn(
     let secrets = secret_history(old, &given.spec);
     let record = RegistryRecord { given: given.clone(), supplier, registered, generation, secrets };
     Ok(Txn::put(keys::registration(instance), serde_json::to_vec(&record)?))
+}
+
+/// Whether a transaction writes the first record of an instance.
+fn creates(txn: &Txn, instance: &InstanceKey) -> bool {
+    let key = keys::registration(instance);
+    txn.compares.iter().any(|compare| compare.key == key && compare.mod_seq == 0)
 }
 
 /// Whether two specs have the same identity.

@@ -98,7 +98,8 @@ fn policies_by_namespace(desired: &Desired) -> BTreeMap<&Name, Vec<usize>> {
 impl<'a> Constraints<'a> {
     fn check(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
         let kinds = DisruptionSet::of(chain);
-        self.paused(chain)
+        self.refused_by_policy(chain)
+            .or_else(|| self.paused(chain))
             .or_else(|| self.held_by_person(chain))
             .or_else(|| self.suspended(chain))
             .or_else(|| self.protected(chain, kinds))
@@ -122,6 +123,15 @@ impl<'a> Constraints<'a> {
             }
         };
         Some((HoldReason::Protected, detail))
+    }
+
+    /// By its name and by the name that it moved from: both change.
+    fn refused_by_policy(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
+        let policy = self.rules.policy.as_ref()?;
+        let spec = chain.want.map(|want| &**want.spec);
+        let refused = policy.violation(chain.key, spec);
+        let detail = refused.or_else(|| chain.from.and_then(|from| policy.violation(from, None)))?;
+        Some((HoldReason::PolicyViolated, detail))
     }
 
     /// By its name, or by the name that it moved from.
@@ -192,6 +202,18 @@ impl<'a> Constraints<'a> {
         if let Some(amount) = self.rules.budgets.restart {
             let origin = source("--max-restart", amount, owned);
             self.within(found, HoldReason::RestartBudget, most(amount, owned), &origin, |_, _| true);
+        }
+        if let Some(policy) = &self.rules.policy {
+            let name = format!("policy {:?} ({}) allows", policy.name, policy.file);
+            for (reason, amount) in [
+                (HoldReason::DeleteBudget, policy.budgets.delete),
+                (HoldReason::RestartBudget, policy.budgets.restart),
+            ] {
+                if let Some(amount) = amount {
+                    let origin = source(&name, amount, owned);
+                    self.within(found, reason, most(amount, owned), &origin, |_, _| true);
+                }
+            }
         }
         for (at, policy) in self.desired.policies.iter().enumerate() {
             if policy.budgets == Default::default() {

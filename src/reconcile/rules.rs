@@ -1,10 +1,13 @@
 //! Planning rules: capabilities of the target, owner, flags, holds and pauses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, Pause, Protection, Selection};
+use crate::model::{
+    Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, Protection, Selection,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -28,6 +31,8 @@ pub struct Rules {
     pub known_namespaces: BTreeSet<Name>,
     /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
     pub source_unreadable: bool,
+    /// The policy of the control host.
+    pub policy: Option<Arc<OuterPolicy>>,
 }
 
 /// Instances that a plan leaves unchanged.
@@ -59,6 +64,7 @@ impl Rules {
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
             source_unreadable: false,
+            policy: None,
         }
     }
 }

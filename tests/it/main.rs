@@ -1,6 +1,7 @@
 //! Integration tests: one binary, one module per claim about the product. `fixtures` holds what they share.
 
 mod access;
+mod access_files;
 mod access_teams;
 mod agent;
 mod agent_crash;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::args;
+use super::policy::{check_owner, check_policy};
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime, two_rows};
@@ -47,6 +48,10 @@ impl DesiredInput {
         args: &args::InputArgs,
         printer: &Printer,
     ) -> Result<DesiredInput, Failure> {
+        let policy = args.bounds.read_policy()?;
+        if let Some(policy) = &policy {
+            check_policy(policy, &mut loaded);
+        }
         let shown = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
         printer.to_stderr(&shown.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
@@ -69,7 +74,10 @@ impl DesiredInput {
             Some(moment) => clock::at(moment, &loaded.desired),
             None => clock::with_zones(&loaded.desired),
         };
-        let rules = rules(args, caps, &loaded)?;
+        let rules = Rules { policy, ..rules(args, caps, &loaded)? };
+        if let Some(policy) = &rules.policy {
+            check_owner(policy, &rules.owner)?;
+        }
         let meant = |key: &InstanceKey, want: &DesiredInstance| {
             rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
         };
