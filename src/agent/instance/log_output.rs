@@ -133,7 +133,7 @@ impl InstanceTask {
         if captures {
             let (log, start) = (log.clone(), log.start.clone());
             let look = move |rights: &Rights| {
-                let newest = rights.open_log_files(&log.path, &log.name)?.into_iter().next();
+                let newest = rights.open_log_files(&log.path, &log.name, None)?.into_iter().next();
                 Ok::<_, UserFileError>(newest.and_then(|file| LogStart::of(&file)))
             };
             if let Ok(Some(found)) = rights.run(FileWork::Launch, "read the log", look).await {

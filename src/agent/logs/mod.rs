@@ -196,6 +196,18 @@ enum ReadStart {
     Cursor(Cursor),
 }
 
+impl ReadStart {
+    /// Device and inode of the oldest log file that the read needs; `None`: all files. A follow opens only the newest ones.
+    fn oldest_file(&self) -> Option<(u64, u64)> {
+        match self {
+            ReadStart::Cursor(Cursor {
+                files: Some(LogPosition(SegmentId::File(device, inode), _)), ..
+            }) => Some((*device, *inode)),
+            ReadStart::Cursor(_) | ReadStart::Tail(..) => None,
+        }
+    }
+}
+
 /// Reads the next lines, and waits for them if the read may.
 async fn wait_for_lines(shared: &AgentContext, read: LogRead) -> Result<LogChunk, LogReadError> {
     let follows = read.wait_ms > 0;
@@ -241,7 +253,7 @@ async fn read_once(
         let path = spec.identity.log_path.as_ref().map(PathBuf::from);
         let is_resident = spec.monitor.auto_type == AutoType::Resident;
         let files = match &path {
-            Some(path) => rights.open_log_files(path, &name)?,
+            Some(path) => rights.open_log_files(path, &name, from.oldest_file())?,
             None => Vec::new(),
         };
         let files: Result<Vec<Segment>, _> = files.into_iter().rev().map(Segment::of_file).collect();
