@@ -214,6 +214,17 @@ fn a_log_that_cannot_be_rotated_is_written_without_using_the_cpu() {
 }
 
 #[test]
+fn a_request_for_too_many_rotated_files_is_refused() {
+    let system = System::new();
+    let spec = rotated(system.spec("app", TICK), 4096, u32::MAX);
+    let body = json!({"meta": {"namespace": "web", "name": "app"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}],
+                      "op_type": 0, "spec": spec});
+    let answer = system.server.call("POST", "/api/c/compapi/v2/gse/operate_proc/", body);
+    assert!(answer["result"] == false && answer.to_string().contains("spec.log.keep"), "{answer}");
+    assert_eq!(system.operate("app", 0, &rotated(system.spec("app", TICK), 4096, 1000)).0, 0);
+}
+
+#[test]
 fn a_log_that_cannot_be_opened_again_blocks_no_process() {
     let Some(user) = test_user() else { return };
     let system = System::new();

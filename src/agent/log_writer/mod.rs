@@ -230,3 +230,27 @@ fn read_status(status: &io::PipeReader) -> io::Result<String> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::user_files::UserPermits;
+
+    /// Launches that hang use up the permits of their user.
+    #[tokio::test]
+    async fn a_writer_waits_for_a_permit_within_its_time_limit() {
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
+        let account = Account::named(&me).expect("an account");
+        let rights = Rights::new(account.clone(), Arc::new(UserPermits::default()), Arc::new(|_| false));
+        let mut held = Vec::new();
+        for _ in 0..MAX_PER_USER {
+            held.push(rights.launch_permit().await);
+        }
+        let pipe = OutputPipe::new(&account).expect("a pipe");
+        let (path, name) = ("/dev/null".into(), "app".to_owned());
+        let config = WriterConfig { path, name, max_size: 4096, keep: 1, is_own: true };
+        let waited = Duration::from_millis(100);
+        let started = start(&rights, &pipe, config, LogOpening::First, waited).await;
+        assert!(matches!(started, Err(LogWriterError::Queue { .. })));
+    }
+}
