@@ -40,6 +40,7 @@
 //! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
 
 mod account;
+mod account_cache;
 mod cgroup;
 mod channel;
 mod checks;

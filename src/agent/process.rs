@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -225,6 +225,33 @@ impl ProcessHandle {
 impl Drop for ProcessHandle {
     fn drop(&mut self) {
         reaper::release(self.identity.pid, self.identity.started);
+    }
+}
+
+/// A launched process without a handle. If it is dropped after the launch timed out, it is killed: the launch has failed.
+/// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
+/// id.
+pub struct UnclaimedProcess {
+    process: Option<SpawnedProcess>,
+    timed_out: Arc<AtomicBool>,
+}
+
+impl UnclaimedProcess {
+    /// `timed_out`: set before the receiver of this process is dropped because it waited too long.
+    pub fn new(process: SpawnedProcess, timed_out: Arc<AtomicBool>) -> UnclaimedProcess {
+        UnclaimedProcess { process: Some(process), timed_out }
+    }
+
+    pub fn into_handle(mut self) -> Option<ProcessHandle> {
+        ProcessHandle::from_child(self.process.take()?)
+    }
+}
+
+impl Drop for UnclaimedProcess {
+    fn drop(&mut self) {
+        if self.timed_out.load(Ordering::Acquire) {
+            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
+        }
     }
 }
 

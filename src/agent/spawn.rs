@@ -19,7 +19,7 @@ use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
 use super::launch_mark::LaunchMark;
 use super::output::{Output, OutputError};
-use super::process::{ProcessHandle, kill_unclaimed};
+use super::process::{ProcessHandle, UnclaimedProcess};
 use super::sandbox::{LaunchSandbox, SandboxError};
 use super::start_output::{LogStart, LogTarget};
 use super::user_files::{self, PidFile, Rights};
@@ -61,28 +61,6 @@ struct LaunchFiles {
     group: Option<File>,
 }
 
-/// A launched process without a handle. If it is dropped after the launch timed out, it is killed: the launch has failed.
-/// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
-/// id.
-struct UnclaimedProcess {
-    process: Option<SpawnedProcess>,
-    timed_out: Arc<AtomicBool>,
-}
-
-impl UnclaimedProcess {
-    fn into_handle(mut self) -> Option<ProcessHandle> {
-        ProcessHandle::from_child(self.process.take()?)
-    }
-}
-
-impl Drop for UnclaimedProcess {
-    fn drop(&mut self) {
-        if self.timed_out.load(Ordering::Acquire) {
-            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
-        }
-    }
-}
-
 impl Launch {
     /// Launches the process on a worker thread. It is claimed from its creation on.
     pub async fn spawn(self) -> Result<ProcessHandle, LaunchError> {
@@ -97,7 +75,7 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // Released by the thread, so that stuck launches count against their user.
             drop(permit);
-            let unclaimed = |process| UnclaimedProcess { process: Some(process), timed_out: gave_up };
+            let unclaimed = |process| UnclaimedProcess::new(process, gave_up);
             drop(send.send(launched.map(unclaimed)));
         };
         user_files::spawn_thread(work)?;

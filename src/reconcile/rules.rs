@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{
-    Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, Protection, Selection,
-};
+use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, Protection, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {

@@ -315,6 +315,30 @@ fn output_of_runs_without_a_log_is_stored() {
 }
 
 #[test]
+fn values_of_environment_files_are_masked_in_stored_output() {
+    let system = System::new();
+    let (all, one) = (system.path("all.env"), system.path("one"));
+    std::fs::write(&all, "API_KEY=key-of-the-file\n").expect("a file");
+    std::fs::write(&one, "value-of-the-file\n").expect("a file");
+    let mut once = run_spec(&system, "once", 2, "echo $API_KEY $ONE $PASSWORD plain; touch ended");
+    once["env"]["ONE"] = json!({"file": one});
+    once["env_file"] = json!(all);
+    assert_eq!(system.operate("once", 0, &once).0, 0);
+    until("it has ended", || system.path("ended").exists());
+    let masked = "(secret) (secret) (secret) plain\n";
+    until("the run is stored", || read(&system.server, "once", "").as_deref() == Ok(masked));
+    // Without one of the values nothing is shown.
+    for file in [&all, &one] {
+        let hidden = file.with_extension("hidden");
+        std::fs::rename(file, &hidden).expect("it is moved");
+        let refused = read(&system.server, "once", "").expect_err("its secrets are unknown");
+        assert!(!format!("{refused:?}").contains("-of-the-file"), "{refused:?}");
+        std::fs::rename(&hidden, file).expect("it is moved back");
+        assert_eq!(read(&system.server, "once", "").as_deref(), Ok(masked));
+    }
+}
+
+#[test]
 fn output_of_a_failed_start_is_stored() {
     let system = System::new();
     let mut spec = run_spec(&system, "app", 1, "echo bind: Address already in use; exit 1");

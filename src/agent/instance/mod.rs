@@ -200,8 +200,9 @@ impl InstanceTask {
         }
         let in_effect = state.run.as_ref().map(|run| &run.live).or(state.given.as_ref());
         in_effect.iter().for_each(|owned| shared.logs.set(&key, &owned.spec));
-        let recorded = state.run.as_ref().and_then(|run| run.output);
-        let output = handle.as_ref().and_then(|handle| Output::of(handle, recorded));
+        // A process that the agent did not launch has no output of the agent.
+        let launched = state.run.as_ref().filter(|run| !run.incarnation.is_empty() || run.output.is_some());
+        let output = launched.zip(handle.as_ref()).and_then(|(run, handle)| Output::of(handle, run.output));
         let monitors = Box::default();
         let figures = shared.resources.figures.add(&key);
         let ClockReading { wall, passed } = read_clocks();
