@@ -16,7 +16,7 @@ use crate::model::{HostKey, InstanceKey, glob};
 
 /// What an app may do at most. Each role includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum AccessRole {
     /// Lists, status, logs, and reads of the state store.
     Read,
     /// Also operations, registrations, holds, pauses and leases.
@@ -26,14 +26,14 @@ pub enum Role {
     Admin,
 }
 
-impl Role {
-    pub const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
+impl AccessRole {
+    pub const ALL: [AccessRole; 3] = [AccessRole::Read, AccessRole::Operate, AccessRole::Admin];
 
     pub fn word(self) -> &'static str {
         match self {
-            Role::Read => "read",
-            Role::Operate => "operate",
-            Role::Admin => "admin",
+            AccessRole::Read => "read",
+            AccessRole::Operate => "operate",
+            AccessRole::Admin => "admin",
         }
     }
 }
@@ -43,11 +43,11 @@ impl Role {
 #[error("a role is read, operate or admin")]
 pub struct UnknownRole;
 
-impl FromStr for Role {
+impl FromStr for AccessRole {
     type Err = UnknownRole;
 
-    fn from_str(word: &str) -> Result<Role, UnknownRole> {
-        Role::ALL.into_iter().find(|role| role.word() == word).ok_or(UnknownRole)
+    fn from_str(word: &str) -> Result<AccessRole, UnknownRole> {
+        AccessRole::ALL.into_iter().find(|role| role.word() == word).ok_or(UnknownRole)
     }
 }
 
@@ -55,7 +55,7 @@ impl FromStr for Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub app: String,
-    pub role: Role,
+    pub role: AccessRole,
     pub namespaces: Vec<String>,
     pub hosts: Vec<String>,
     /// Accounts that a process may run as. `None`: any.
@@ -67,7 +67,7 @@ pub struct Grant {
 /// What a call needs. `None`: the call does not concern this.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AccessRequest<'a> {
-    pub role: Option<Role>,
+    pub role: Option<AccessRole>,
     /// `*`: every namespace.
     pub namespace: Option<&'a str>,
     pub host: Option<&'a HostKey>,
@@ -89,7 +89,7 @@ pub struct MissingGrant {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrantPart {
-    Role(Role),
+    Role(AccessRole),
     Namespace(String),
     Host(String),
     User(String),
@@ -159,7 +159,7 @@ impl Grant {
     /// Everything, as an app without restrictions has it.
     pub fn everything(app: impl Into<String>) -> Grant {
         let all = || vec!["*".to_owned()];
-        let (role, namespaces, hosts) = (Role::Admin, all(), all());
+        let (role, namespaces, hosts) = (AccessRole::Admin, all(), all());
         Grant { app: app.into(), role, namespaces, hosts, users: None, owners: None }
     }
 
@@ -176,7 +176,7 @@ impl Grant {
         !is_all(&self.hosts)
     }
 
-    pub fn check_role(&self, role: Role) -> Result<(), MissingGrant> {
+    pub fn check_role(&self, role: AccessRole) -> Result<(), MissingGrant> {
         authorize(self, &AccessRequest { role: Some(role), ..AccessRequest::default() })
     }
 
@@ -204,7 +204,7 @@ impl Grant {
 impl From<AccessInfo> for Grant {
     fn from(info: AccessInfo) -> Grant {
         let AccessInfo { app, role, namespaces, hosts, users, owners, .. } = info;
-        Grant { app, role: role.parse().unwrap_or(Role::Read), namespaces, hosts, users, owners }
+        Grant { app, role: role.parse().unwrap_or(AccessRole::Read), namespaces, hosts, users, owners }
     }
 }
 
@@ -219,7 +219,7 @@ mod tests {
     fn bound() -> Grant {
         Grant {
             app: "ci-web".to_owned(),
-            role: Role::Operate,
+            role: AccessRole::Operate,
             namespaces: list(&["web", "shop-*"]),
             hosts: list(&["0:10.0.0.1"]),
             users: Some(list(&["www"])),
@@ -250,9 +250,9 @@ mod tests {
         let shown = |result: Result<(), MissingGrant>| result.expect_err("refused").to_string();
         assert_eq!(shown(grant.check_namespace("web2")), "app ci-web lacks namespace web2");
         assert_eq!(shown(grant.check_namespace("*")), "app ci-web lacks namespace * (all namespaces)");
-        assert_eq!(shown(grant.check_role(Role::Admin)), "app ci-web lacks role admin");
+        assert_eq!(shown(grant.check_role(AccessRole::Admin)), "app ci-web lacks role admin");
         assert!(shown(user("")).starts_with("app ci-web lacks user * (a process without a user"));
-        assert!(grant.check_role(Role::Read).is_ok() && grant.check_role(Role::Operate).is_ok());
+        assert!(grant.check_role(AccessRole::Read).is_ok() && grant.check_role(AccessRole::Operate).is_ok());
     }
 
     #[test]

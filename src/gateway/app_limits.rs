@@ -1,10 +1,11 @@
 //! Limits of an app: registered instances per namespace, and open tasks. A call above a limit gets 429.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::tasks::TaskItem;
+use super::tasks::{GatewayTask, TaskItem, Tasks};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::AgentOp;
 use crate::store::{Store, keys};
@@ -36,6 +37,20 @@ impl AppLimits {
             instances: own.instances.or(file.instances),
             tasks: own.tasks.or(file.tasks).unwrap_or(DEFAULT_TASKS),
         }
+    }
+}
+
+impl Tasks {
+    /// The number of open tasks of an app; 0 while fewer than `limit` tasks are in memory.
+    fn open_of(&self, app: &str, limit: usize) -> usize {
+        let known = self.in_memory();
+        if known.len() < limit {
+            return 0;
+        }
+        let is_of = |task: &&Arc<GatewayTask>| {
+            !task.is_done() && task.items.first().is_some_and(|item| item.app.as_deref() == Some(app))
+        };
+        known.values().filter(is_of).count()
     }
 }
 

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-use super::access::{Grant, Role};
+use super::access::{AccessRole, Grant};
 use super::app_limits::{AppLimits, LimitsEntry};
 use super::auth::{CredentialsError, CredentialsFileError, read_list};
 use crate::clock;
@@ -221,7 +221,7 @@ impl App {
             secrets.push(AppSecret { digest: one.digest(&entry.code)?, expires });
         }
         let role = match entry.role.as_deref().map(str::parse) {
-            None => Role::default(),
+            None => AccessRole::default(),
             Some(Ok(role)) => role,
             Some(Err(_)) => return Err(CredentialsError::Role { app: app() }),
         };

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::access::{AccessRequest, Grant, Role, authorize};
+use super::access::{AccessRequest, AccessRole, Grant, authorize};
 use super::apps::AppLogin;
 use super::batch::{Operations, RawJobBody, RawOperations, RejectedItem};
 use super::decode::{numeric_parameter, parameter, parse_body};
@@ -22,7 +22,7 @@ use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, openapi};
 use crate::clock;
-use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
+use crate::contract::{FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::request::{JobTaskQuery, ProcRequest, TaskQuery};
@@ -86,9 +86,7 @@ pub(super) async fn handle<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(page)));
         }
         ApiCall::Figures => {
-            let instance = instance_parameter(parts)?;
-            gateway.check_read(&caller, &instance).await?;
-            let series = gateway.figure_series(&instance).await?;
+            let series = figures(gateway, &caller, &instance_parameter(parts)?).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(series)));
         }
         ApiCall::Watch => return watch(shared, login, parts).await,
@@ -124,7 +122,8 @@ async fn watch<S: Store>(
     let (authenticator, code) = (Arc::clone(&shared.authenticator), login.app.code.clone());
     let grant = Arc::new(move || authenticator.apps().find(&code).map(|app| Arc::clone(app.grant())));
     let body = shared.gateway.watch(query, after, grant).await;
-    let revoked = shared.authenticator.app_revocation(login, |grant| grant.check_role(Role::Read).is_ok());
+    let revoked =
+        shared.authenticator.app_revocation(login, |grant| grant.check_role(AccessRole::Read).is_ok());
     Ok(lines(end_on_revocation(body, revoked, CREDENTIALS_REVOKED)))
 }
 
@@ -371,6 +370,15 @@ async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+async fn figures<S: Store>(
+    gateway: &Gateway<S>,
+    caller: &Caller,
+    instance: &InstanceKey,
+) -> Result<FigureSeries, ApiError> {
+    gateway.check_read(caller, instance).await?;
+    gateway.figure_series(instance).await
 }
 
 /// The instance of a query.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::access::Role;
+use super::access::AccessRole;
 use super::tasks::KeyForm;
 use crate::gse::JobApi;
 
@@ -59,7 +59,7 @@ pub enum RouteRule {
     /// The token of an agent, for its hosts.
     Agent,
     /// An app with at least this role.
-    App(Role, RouteScope),
+    App(AccessRole, RouteScope),
 }
 
 /// What of a request or an answer the namespaces, hosts, users and owners of a grant are compared with.
@@ -86,19 +86,25 @@ impl ApiCall {
             ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
                 RouteRule::Agent
             }
-            ApiCall::Register | ApiCall::Update | ApiCall::Unregister => RouteRule::App(Role::Operate, Named),
-            ApiCall::SetGroups | ApiCall::Rename => RouteRule::App(Role::Operate, Named),
+            ApiCall::Register | ApiCall::Update | ApiCall::Unregister => {
+                RouteRule::App(AccessRole::Operate, Named)
+            }
+            ApiCall::SetGroups | ApiCall::Rename => RouteRule::App(AccessRole::Operate, Named),
             ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Job(_) => {
-                RouteRule::App(Role::Read, Operations)
+                RouteRule::App(AccessRole::Read, Operations)
             }
             ApiCall::Status { .. } | ApiCall::Sync | ApiCall::Groups | ApiCall::Agents { .. } => {
-                RouteRule::App(Role::Read, Named)
+                RouteRule::App(AccessRole::Read, Named)
             }
-            ApiCall::Figures | ApiCall::Logs => RouteRule::App(Role::Read, Named),
-            ApiCall::Result(_) | ApiCall::JobResult | ApiCall::Tasks => RouteRule::App(Role::Read, Listed),
-            ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts => RouteRule::App(Role::Read, Listed),
-            ApiCall::State => RouteRule::App(Role::Read, Keys),
-            ApiCall::Access | ApiCall::Metrics | ApiCall::Description => RouteRule::App(Role::Read, Nothing),
+            ApiCall::Figures | ApiCall::Logs => RouteRule::App(AccessRole::Read, Named),
+            ApiCall::Result(_) | ApiCall::JobResult | ApiCall::Tasks => {
+                RouteRule::App(AccessRole::Read, Listed)
+            }
+            ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts => RouteRule::App(AccessRole::Read, Listed),
+            ApiCall::State => RouteRule::App(AccessRole::Read, Keys),
+            ApiCall::Access | ApiCall::Metrics | ApiCall::Description => {
+                RouteRule::App(AccessRole::Read, Nothing)
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! An owner is looked up only for an app that is bound to owners. A process without an owner belongs to its namespace.
 
-use super::access::{AccessRequest, Role, authorize};
+use super::access::{AccessRequest, AccessRole, authorize};
 use super::{ApiError, Caller, Gateway, readable};
 use crate::agent_protocol::{OwnedSpec, Report};
 use crate::gse::request::ProcRequest;
@@ -58,7 +58,7 @@ impl<S: Store> Gateway<S> {
         given: Option<&OwnedSpec>,
     ) -> Result<(), ApiError> {
         let grant = &caller.grant;
-        grant.check_role(Role::Operate)?;
+        grant.check_role(AccessRole::Operate)?;
         self.check_read(caller, instance).await?;
         let user = given.map(|given| account(&given.spec));
         for owner in [caller.owner.as_deref(), given.and_then(|given| given.owner.as_deref())] {

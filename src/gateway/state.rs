@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::access::{Grant, Role};
+use super::access::{AccessRole, Grant};
 use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change, may_read_entry};
 use super::{ApiError, Gateway};
 pub use crate::contract::StoreRequest;
@@ -27,17 +27,17 @@ const MAX_NAME_BYTES: usize = 1024;
 
 impl StoreRequest {
     /// The role that the request needs.
-    pub fn role(&self) -> Role {
+    pub fn role(&self) -> AccessRole {
         match self {
             StoreRequest::Get { .. }
             | StoreRequest::Range { .. }
             | StoreRequest::Slice { .. }
-            | StoreRequest::Changes { .. } => Role::Read,
+            | StoreRequest::Changes { .. } => AccessRole::Read,
             StoreRequest::Txn { .. }
             | StoreRequest::TakeLease { .. }
             | StoreRequest::RenewLease { .. }
-            | StoreRequest::ReleaseLease { .. } => Role::Operate,
-            StoreRequest::ResetLease { .. } => Role::Admin,
+            | StoreRequest::ReleaseLease { .. } => AccessRole::Operate,
+            StoreRequest::ResetLease { .. } => AccessRole::Admin,
         }
     }
 
@@ -185,9 +185,7 @@ impl<S: Store> Gateway<S> {
         };
         let compares = compares.into_iter().map(compare).collect::<Result<Vec<Compare>, ApiError>>()?;
         let writes = writes.into_iter().map(write).collect::<Result<Vec<Write>, ApiError>>()?;
-        for Compare { key, .. } in &compares {
-            check_key_scope(grant, key, None, KeyUse::Read)?;
-        }
+        self.check_compares(grant, &compares).await?;
         self.check_writes(grant, &writes).await?;
         Ok(match self.store.txn(Txn { compares, writes }).await? {
             Outcome::Written(number) => TxnAnswer::Written(number),

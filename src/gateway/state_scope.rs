@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::access::{AccessRequest, Grant, MissingGrant, authorize};
 use super::{ApiError, Gateway};
-use crate::store::{Change, Entry, KeyScope, Store, Write};
+use crate::store::{Change, Compare, Entry, KeyScope, Store, Write};
 
 /// Use of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,12 +81,27 @@ impl<S: Store> Gateway<S> {
                 Write::Delete(key) => (key, None),
             };
             check_key_scope(grant, key, value, KeyUse::Write)?;
-            if grant.is_bound_to_owners()
-                && let Some(KeyScope::Ledger(_)) = KeyScope::of_key(key)
-                && let Some(old) = self.store.get(key).await?
-            {
-                check_key_scope(grant, key, Some(&old.value), KeyUse::Write)?;
-            }
+            self.check_stored_owner(grant, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks the keys that a transaction compares: a conflict would show whether an entry exists.
+    pub(super) async fn check_compares(&self, grant: &Grant, compares: &[Compare]) -> Result<(), ApiError> {
+        for Compare { key, .. } in compares {
+            check_key_scope(grant, key, None, KeyUse::Read)?;
+            self.check_stored_owner(grant, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks the owner in the stored value of a ledger key.
+    async fn check_stored_owner(&self, grant: &Grant, key: &str) -> Result<(), ApiError> {
+        if grant.is_bound_to_owners()
+            && let Some(KeyScope::Ledger(_)) = KeyScope::of_key(key)
+            && let Some(old) = self.store.get(key).await?
+        {
+            check_key_scope(grant, key, Some(&old.value), KeyUse::Read)?;
         }
         Ok(())
     }

@@ -255,18 +255,6 @@ impl Tasks {
     pub fn open(&self) -> usize {
         self.unfinished().len()
     }
-
-    /// The number of open tasks of an app; 0 while fewer than `limit` tasks are in memory.
-    pub(super) fn open_of(&self, app: &str, limit: usize) -> usize {
-        let known = self.in_memory();
-        if known.len() < limit {
-            return 0;
-        }
-        let is_of = |task: &&Arc<GatewayTask>| {
-            !task.is_done() && task.items.first().is_some_and(|item| item.app.as_deref() == Some(app))
-        };
-        known.values().filter(is_of).count()
-    }
 }
 
 impl<S: Store> Gateway<S> {

@@ -10,7 +10,7 @@ use crate::cli::target::access::forbidden;
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::error_chain::chain;
-use crate::gateway::access::{AccessRequest, Role, authorize};
+use crate::gateway::access::{AccessRequest, AccessRole, authorize};
 use crate::gateway::apps::Apps;
 use crate::model::{HostKey, Name, ProcessKey};
 
@@ -42,7 +42,7 @@ pub struct CheckArgs {
     pub verb: CheckedVerb,
     /// Namespace, or a process in it; `*`: every namespace
     #[arg(value_name = "NS[/NAME]", value_parser = parse_subject)]
-    pub subject: Subject,
+    pub subject: NamespaceArg,
     /// Host: CLOUD:IP or @AGENT_ID
     #[arg(long, value_name = "HOST", env = "ABIDE_HOST")]
     pub host: Option<HostKey>,
@@ -59,16 +59,18 @@ pub struct CheckArgs {
 
 /// A namespace, or `*`.
 #[derive(Clone, Debug)]
-pub struct Subject(String);
+pub struct NamespaceArg(String);
 
-fn parse_subject(text: &str) -> Result<Subject, InvalidValue> {
+fn parse_subject(text: &str) -> Result<NamespaceArg, InvalidValue> {
     let wrong = InvalidValue("a namespace, NAMESPACE/NAME, or *");
     if text == "*" {
-        return Ok(Subject(text.to_owned()));
+        return Ok(NamespaceArg(text.to_owned()));
     }
     match text.contains('/') {
-        true => text.parse::<ProcessKey>().map(|key| Subject(key.namespace.to_string())).map_err(|_| wrong),
-        false => text.parse::<Name>().map(|name| Subject(name.to_string())).map_err(|_| wrong),
+        true => {
+            text.parse::<ProcessKey>().map(|key| NamespaceArg(key.namespace.to_string())).map_err(|_| wrong)
+        }
+        false => text.parse::<Name>().map(|name| NamespaceArg(name.to_string())).map_err(|_| wrong),
     }
 }
 
@@ -99,7 +101,7 @@ pub enum CheckedVerb {
 }
 
 impl CheckedVerb {
-    fn role(self) -> Role {
+    fn role(self) -> AccessRole {
         match self {
             CheckedVerb::Get
             | CheckedVerb::Describe
@@ -109,7 +111,7 @@ impl CheckedVerb {
             | CheckedVerb::Plan
             | CheckedVerb::Diff
             | CheckedVerb::Export
-            | CheckedVerb::Doctor => Role::Read,
+            | CheckedVerb::Doctor => AccessRole::Read,
             CheckedVerb::Apply
             | CheckedVerb::Watch
             | CheckedVerb::Rollback
@@ -120,8 +122,8 @@ impl CheckedVerb {
             | CheckedVerb::Kill
             | CheckedVerb::Release
             | CheckedVerb::Pause
-            | CheckedVerb::Resume => Role::Operate,
-            CheckedVerb::LeaseReset => Role::Admin,
+            | CheckedVerb::Resume => AccessRole::Operate,
+            CheckedVerb::LeaseReset => AccessRole::Admin,
         }
     }
 }
@@ -138,7 +140,7 @@ fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
     if let Some(at) = app.expired(clock::now()) {
         return Err(forbidden(format!("app {}: its secret expired at {at}", visible(&args.app))));
     }
-    let Subject(namespace) = &args.subject;
+    let NamespaceArg(namespace) = &args.subject;
     let owner = args.owner.as_deref();
     let request = AccessRequest {
         role: Some(args.verb.role()),

@@ -6,7 +6,7 @@ use crate::backend::AnyBackend;
 use crate::cli::{Exit, Failure};
 use crate::contract::AccessInfo;
 use crate::engine::ConnectedTarget;
-use crate::gateway::access::{AccessRequest, Grant, MissingGrant, Role, authorize};
+use crate::gateway::access::{AccessRequest, AccessRole, Grant, MissingGrant, authorize};
 use crate::model::{Desired, Name};
 use crate::reconcile::Rules;
 
@@ -35,7 +35,12 @@ impl ConnectedTarget {
     }
 
     /// Refuses manifests with instances outside the grant of the app, before anything is observed or changed.
-    pub async fn check_desired(&self, desired: &Desired, rules: &Rules, role: Role) -> Result<(), Failure> {
+    pub async fn check_desired(
+        &self,
+        desired: &Desired,
+        rules: &Rules,
+        role: AccessRole,
+    ) -> Result<(), Failure> {
         if self.name == "local" {
             return Ok(());
         }

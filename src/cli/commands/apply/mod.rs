@@ -31,7 +31,7 @@ use crate::cli::{Exit, Failure};
 use crate::control::spec_history::HistorySearch;
 use crate::engine::pin::Pin;
 use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest};
-use crate::gateway::access::Role;
+use crate::gateway::access::AccessRole;
 use crate::source::git::work_tree;
 
 /// Apply manifests: plan, confirm, execute, verify
@@ -106,7 +106,11 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
     };
-    live.check_desired(wanted.desired(), wanted.rules(), Role::Operate).await?;
+    let checking = live.check_desired(wanted.desired(), wanted.rules(), AccessRole::Operate);
+    // A target that does not answer is reported by the apply itself.
+    if let Ok(checked) = tokio::time::timeout_at(deadline, checking).await {
+        checked?;
+    }
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }

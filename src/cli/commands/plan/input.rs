@@ -18,7 +18,7 @@ use crate::clock;
 use crate::control::spec_history::{HistorySearch, ManifestHistory};
 use crate::engine::PlanRequest;
 pub use crate::engine::{PlanDigests, PlanInput};
-use crate::gateway::access::Role;
+use crate::gateway::access::AccessRole;
 use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::observe::ObserveError;
@@ -155,7 +155,7 @@ pub fn read_and_plan(args: &args::InputArgs, printer: &Printer) -> Result<(PlanI
     let checks = args.claims.prune && !args.claims.accept_source;
     let source = checks.then(|| work_tree::of_paths(&args.paths));
     let planned = runtime()?.block_on(async {
-        live.check_desired(wanted.desired(), &wanted.rules, Role::Read).await?;
+        live.check_desired(wanted.desired(), &wanted.rules, AccessRole::Read).await?;
         wanted.request(args, source).plan(&*live).await.map_err(|error| live.apply_failure(&error))
     });
     let (input, plan, _) = planned?;
