@@ -52,7 +52,13 @@ pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, Permissi
         return Ok(meta);
     }
     let real = path.canonicalize().map_err(unknown)?;
-    for folder in real.ancestors().skip(1) {
+    let links = links_of(path).map_err(unknown)?;
+    for (link, meta, _) in &links {
+        refuse_owner(link, meta, trusted, String::new)?;
+    }
+    // The owner of a folder with a link on the way could point the link elsewhere.
+    let of_links = links.iter().flat_map(|(_, _, folder)| folder.ancestors());
+    for folder in real.ancestors().skip(1).chain(of_links) {
         let meta = std::fs::metadata(folder)
             .map_err(|source| PermissionError::CheckFolder { path: folder.to_owned(), source })?;
         // A folder in the path may be a user's home, which `chown` would break.
@@ -65,6 +71,30 @@ pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, Permissi
         }
     }
     Ok(meta)
+}
+
+/// The symbolic links on the way to a path, each with its own metadata and its real folder.
+fn links_of(path: &Path) -> std::io::Result<Vec<(PathBuf, Metadata, PathBuf)>> {
+    /// The kernel follows as many.
+    const MAX_LINKS: usize = 40;
+    let mut links: Vec<(PathBuf, Metadata, PathBuf)> = Vec::new();
+    let mut pending = vec![std::path::absolute(path)?];
+    while let Some(path) = pending.pop() {
+        for part in path.ancestors() {
+            let meta = std::fs::symlink_metadata(part)?;
+            let Some(parent) = part.parent().filter(|_| meta.is_symlink()) else { continue };
+            if links.iter().any(|(known, ..)| known == part) {
+                continue;
+            }
+            if links.len() == MAX_LINKS {
+                return Err(rustix::io::Errno::LOOP.into());
+            }
+            let folder = parent.canonicalize()?;
+            pending.push(folder.join(std::fs::read_link(part)?));
+            links.push((part.to_owned(), meta, folder));
+        }
+    }
+    Ok(links)
 }
 
 fn refuse_owner(
@@ -208,6 +238,29 @@ mod tests {
 
     fn set(path: &Path, mode: u32) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    #[test]
+    fn a_link_in_a_folder_of_others_is_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("policy"), "x").expect("a file");
+        set(&at("policy"), 0o600);
+        for name in ["own", "open"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+        }
+        set(&at("own"), 0o700);
+        symlink("../policy", at("own/link")).expect("a link");
+        symlink("../policy", at("open/link")).expect("a link");
+        symlink(at("open/link"), at("own/far")).expect("a link");
+        symlink("open", at("folder")).expect("a link");
+        set(&at("open"), 0o777);
+        assert!(refuse_changeable(&at("own/link"), own_uid()).is_ok(), "a link in an own folder");
+        for name in ["open/link", "own/far", "folder/link", "own/../open/link"] {
+            let refused = refuse_changeable(&at(name), own_uid()).expect_err(name).to_string();
+            assert!(refused.contains("open is writable by every user"), "{name}: {refused}");
+        }
     }
 
     #[test]
