@@ -98,13 +98,13 @@ impl HostPolicy {
             return Ok(HostPolicy::default());
         }
         let read = || file.to_owned();
-        let text =
-            std::fs::read_to_string(file).map_err(|source| PolicyError::Read { file: read(), source })?;
-        let meta = refuse_changeable(file, own_uid())
-            .map_err(|source| PolicyError::Unsafe { file: read(), source })?;
-        if !meta.is_file() {
+        let unreadable = |source| PolicyError::Read { file: read(), source };
+        // Before the open, which would wait for the writer of a FIFO.
+        if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
             return Err(PolicyError::NotAFile { file: read() });
         }
+        let text = std::fs::read_to_string(file).map_err(unreadable)?;
+        refuse_changeable(file, own_uid()).map_err(|source| PolicyError::Unsafe { file: read(), source })?;
         HostPolicy::parse(file, &text)
     }
 

@@ -255,6 +255,29 @@ mod tests {
     }
 
     #[test]
+    fn a_link_in_a_folder_of_others_is_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("policy"), "x").expect("a file");
+        set(&at("policy"), 0o600);
+        for name in ["own", "open"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+        }
+        set(&at("own"), 0o700);
+        symlink("../policy", at("own/link")).expect("a link");
+        symlink("../policy", at("open/link")).expect("a link");
+        symlink(at("open/link"), at("own/far")).expect("a link");
+        symlink("open", at("folder")).expect("a link");
+        set(&at("open"), 0o777);
+        assert!(refuse_changeable(&at("own/link"), own_uid()).is_ok(), "a link in an own folder");
+        for name in ["open/link", "own/far", "folder/link", "own/../open/link"] {
+            let refused = refuse_changeable(&at(name), own_uid()).expect_err(name).to_string();
+            assert!(refused.contains("open is writable by every user"), "{name}: {refused}");
+        }
+    }
+
+    #[test]
     fn a_writable_file_or_folder_is_refused_and_a_readable_one_is_warned_of() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("inner");
