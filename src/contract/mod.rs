@@ -7,6 +7,7 @@
 //! A time is a text in RFC 3339. An `Option` is `null` when unset, unless the field is skipped.
 
 mod apply_report;
+mod controller_status;
 mod event;
 mod figures;
 mod gateway_process;
@@ -29,6 +30,7 @@ mod words;
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
 };
+pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
