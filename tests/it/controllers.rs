@@ -75,6 +75,24 @@ fn status_knows_the_problems_of_a_watch() {
     until("its revision is published", || status(&machine)["controllers"][0]["at"] != before);
 }
 
+/// A declared process on a host that cannot be observed needs attention, also if no row of it exists.
+#[test]
+fn status_counts_processes_on_unknown_hosts() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let text = machine.manifest_text("a").replace("name: a}", "name: far}").replace("127.0.0.1", "10.9.9.9");
+    machine.declare("far", text);
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 3, "{out} {err}");
+    let (code, out, err) = machine.run(&["status", "--check"]);
+    assert!(code == 3 && out.contains("10.9.9.9:web:far  unknown: "), "{code} {out} {err}");
+    fs::remove_file(machine.path("m/far.yaml")).expect("a file");
+    // An apply without steps leaves the active revision as it is.
+    machine.process("b", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    assert_eq!(machine.run(&["status", "--check"]).0, 0);
+}
+
 /// A commit that the work tree contains only warns; another one is refused. A rewind is in `status`.
 #[test]
 fn an_apply_knows_the_commit_of_a_watch() {
