@@ -127,6 +127,7 @@ pub enum Verb {
     Kill(super::commands::manual::operate::OperateArgs),
     Release(super::commands::manual::release::ReleaseArgs),
     Unprotect(super::commands::unprotect::UnprotectArgs),
+    Own(super::commands::own::OwnArgs),
     Pause(super::commands::manual::pause::PauseArgs),
     Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),

@@ -21,12 +21,12 @@ use tracing::level_filters::LevelFilter;
 
 use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
-use self::commands::unprotect;
 use self::commands::{
     access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
     history, import, init, lease, logs, man, plan, rollback, schema, serve, status, up, validate, version,
     watch,
 };
+use self::commands::{own, unprotect};
 use self::output::print::Printer;
 use self::output::{logging, stderr};
 use crate::model::Op;
@@ -156,6 +156,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Kill(args) => operate::run(Op::Kill, &args, printer),
         Verb::Release(args) => release::run(&args, printer),
         Verb::Unprotect(args) => unprotect::run(&args, printer),
+        Verb::Own(args) => own::run(&args, printer),
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),

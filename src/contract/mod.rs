@@ -8,6 +8,7 @@
 
 mod access;
 mod apply_report;
+mod controller_status;
 mod event;
 mod figures;
 mod gateway_process;
@@ -31,6 +32,7 @@ pub use access::AccessInfo;
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
 };
+pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};

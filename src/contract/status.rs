@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
+use super::controller_status::PublishedStatus;
 use super::event::EventEntry;
 use super::hold::{HoldEntry, PauseEntry};
 use super::plan::HeldRow;
@@ -126,6 +127,9 @@ pub struct TargetReport {
     pub pauses: usize,
     pub pins: Vec<PinnedOwner>,
     pub sources: Vec<ActiveSource>,
+    /// Controllers, as they last published themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub controllers: Vec<PublishedStatus>,
 }
 
 /// A file on a host that differs from the configmap of a process.

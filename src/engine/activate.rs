@@ -2,6 +2,7 @@
 
 use super::history::{self, RunEnd};
 use super::input::{PlanDigests, PlanInput};
+use super::other_sources;
 use super::pin::{self, Pin};
 use super::protections;
 use super::report::Report;
@@ -108,8 +109,8 @@ pub(super) fn history_result(report: &Report) -> RunEnd {
     }
 }
 
-/// The source of the owner's active revision, if it is another one.
+/// The source of the owner's active revision, if it is neither this one nor a directory in it.
 pub async fn changed_source<S: Store>(state: &S, owner: &str, source: &str) -> Result<Option<String>, Error> {
     let last = stored_revisions::active(state, owner).await?.0;
-    Ok(last.map(|last| last.source).filter(|last| last != source))
+    Ok(last.map(|last| last.source).filter(|last| !other_sources::contains(source, last)))
 }

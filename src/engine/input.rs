@@ -6,8 +6,9 @@ use tracing::info;
 
 use super::activate::changed_source;
 use super::error::ApplyError;
+use super::other_sources::declared_elsewhere;
 use super::pin::{self, Pin};
-use super::protections;
+use super::{protections, stored_revisions};
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
@@ -76,6 +77,11 @@ impl<S: SpecSearch> PlanRequest<S> {
                     source_now: source.clone(),
                 });
             }
+        }
+        if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
+            let stored = stored_revisions::list(target.state(), &rules.owner).await.map_err(state_error)?;
+            let elsewhere = declared_elsewhere(target.state(), &rules.owner, source, &stored, &limits).await;
+            rules.declared_elsewhere = elsewhere.map_err(state_error)?;
         }
         let pin = match activates {
             true => pin::read(target.state(), &rules.owner).await.map_err(state_error)?.map(|(pin, _)| pin),

@@ -27,6 +27,8 @@ pub struct Rules {
     pub selection: Selection,
     /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
     pub known_namespaces: BTreeSet<Name>,
+    /// Instances that another source of the owner declares: they are not orphans of this one.
+    pub declared_elsewhere: BTreeSet<InstanceKey>,
     /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
     pub source_unreadable: bool,
     /// The policy of the control host.
@@ -61,6 +63,7 @@ impl Rules {
             in_flight: BTreeMap::new(),
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
+            declared_elsewhere: BTreeSet::new(),
             source_unreadable: false,
             policy: None,
         }

@@ -20,6 +20,7 @@ pub mod lease;
 pub mod logs;
 pub mod man;
 pub mod manual;
+pub mod own;
 pub mod plan;
 pub mod rollback;
 pub mod schema;

@@ -13,10 +13,12 @@ use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::contract::{
-    self, ActiveSource, DriftedFile, NextAction, OutOfSyncInstance, PinnedOwner, TargetDown, TargetReport,
+    self, ActiveSource, DriftedFile, NextAction, OutOfSyncInstance, PinnedOwner, PublishedStatus, TargetDown,
+    TargetReport,
 };
 use crate::control::pin::Pin;
 use crate::control::stored_revisions::{self, ActiveRevision};
+use crate::engine::published_status;
 use crate::model::{Health, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Selection};
 use crate::reconcile::SyncStatus;
 use crate::store::Error;
@@ -28,7 +30,8 @@ pub struct StatusArgs {
     pub target: TargetArgs,
     #[command(flatten)]
     pub select: SelectArgs,
-    /// Exit with 3 if any process is out of sync or unhealthy. Held and paused processes are ignored, except those `watch`
+    /// Exit with 3 if any process is out of sync, unhealthy or on an unknown host, or if a running `watch` has a problem. Held
+    /// and paused processes are ignored, except those `watch`
     /// has given up on
     #[arg(long, env = "ABIDE_CHECK", value_parser = parse_switch)]
     pub check: bool,
@@ -48,7 +51,7 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(if args.check && has_state { Exit::Incomplete } else { Exit::Done });
     };
     let found = runtime()?.block_on(StatusView::read(&live, &args.select.selection()))?;
-    let exit = if args.check && !found.wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
+    let exit = if args.check && !found.is_in_order() { Exit::Incomplete } else { Exit::Done };
     match args.output {
         PlainForm::Json => printer.data(&contract::pretty(&found.report(&live))),
         PlainForm::Text => printer.styled(&found.text(&live)),
@@ -71,6 +74,7 @@ struct StatusView {
     pauses: usize,
     pins: Vec<(String, Pin)>,
     active: Vec<(String, ActiveRevision)>,
+    controllers: Vec<PublishedStatus>,
 }
 
 impl StatusView {
@@ -109,7 +113,14 @@ impl StatusView {
             pauses: pauses.len(),
             pins: live.pins().await?,
             active: active_revisions(live).await?,
+            controllers: controllers(live).await?,
         })
+    }
+
+    /// Whether nothing needs attention: all instances are in sync and healthy, and running controllers follow their
+    /// sources.
+    fn is_in_order(&self) -> bool {
+        self.wrong.is_empty() && self.controllers.iter().all(|one| !one.running || problem(one).is_none())
     }
 
     fn report(&self, live: &ConnectedTarget) -> TargetReport {
@@ -130,6 +141,7 @@ impl StatusView {
             pauses: self.pauses,
             pins: self.pins.iter().map(pinned_owner).collect(),
             sources: self.active.iter().map(active_source).collect(),
+            controllers: self.controllers.clone(),
         }
     }
 
@@ -157,6 +169,7 @@ impl StatusView {
             let (owner, pin) = (visible(owner), describe_pin(pin));
             text.push_str(&format!("{owner:?} is {WARNING}pinned{WARNING:#} to {pin}\n"));
         }
+        self.controllers.iter().for_each(|one| text.push_str(&controller_text(one)));
         let drift = self.drifted.iter();
         let drift =
             drift.map(|file| (&file.instance, format!("file differs from the configmap: {}", file.path)));
@@ -168,6 +181,44 @@ impl StatusView {
         }
         text
     }
+}
+
+/// The published controllers. Of several owners, those that run come first.
+async fn controllers(live: &ConnectedTarget) -> Result<Vec<PublishedStatus>, Failure> {
+    let broken = |error: Error| live.failure(&error);
+    let leases = live.state.leases().await.map_err(broken)?;
+    let mut all = published_status::read(&live.state, &leases).await.map_err(broken)?;
+    all.sort_by_key(|one| !one.running);
+    Ok(all)
+}
+
+/// What prevents a controller from following its manifests.
+fn problem(one: &PublishedStatus) -> Option<String> {
+    if let Some(error) = &one.source_error {
+        return Some(format!("the source is not followed: {error}"));
+    }
+    if let Some(failure) = &one.failure {
+        return Some(failure.clone());
+    }
+    let first = one.first_errors.first()?;
+    Some(format!("{} in the manifests: {first}", count(one.errors, "error")))
+}
+
+fn controller_text(one: &PublishedStatus) -> String {
+    let (owner, source, host) = (visible(&one.owner), visible(&one.source), visible(&one.host));
+    if !one.running {
+        return format!("{owner:?}: no controller runs; the last one followed {source}\n");
+    }
+    let mut text = format!("{owner:?}: watched from {host} (process {}), following {source}", one.pid);
+    let more = [
+        (!one.follow).then(|| "not following new revisions (--follow no)".to_owned()),
+        (one.suspended > 0).then(|| format!("{} suspended", one.suspended)),
+        (!one.rollouts.is_empty()).then(|| format!("rolling out {}", visible(&one.rollouts.join(", ")))),
+    ];
+    text.extend(more.into_iter().flatten().map(|more| format!(", {more}")));
+    text.push('\n');
+    text.extend(problem(one).map(|why| format!("  {WARNING}!{WARNING:#} {}\n", visible(&why))));
+    text
 }
 
 /// Instances by reason, the largest group first. Of a long list, some are named and the others counted.

@@ -3,6 +3,7 @@
 mod approve;
 mod config_files;
 mod handler;
+mod other_controller;
 mod plan_file;
 mod progress;
 mod report;
@@ -49,6 +50,9 @@ pub struct ApplyArgs {
     /// Apply without asking for approval
     #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
+    /// Apply although a controller of the same owner follows another source, and would undo it
+    #[arg(long, env = "ABIDE_FORCE", value_parser = parse_switch)]
+    pub force: bool,
     #[command(flatten)]
     pub going: ExecutionArgs,
     /// Also write the outcomes as JUnit XML to FILE
@@ -112,6 +116,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         checked?;
     }
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
+    other_controller::check(&live, &plan.rules.owner, &args.input.paths, args.force, printer).await?;
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }
 
