@@ -44,6 +44,9 @@ pub struct Image {
     memory: ImageMemory,
 }
 
+/// The memory file of a shared image, or its data.
+type SharedMemory<'a> = Result<BorrowedFd<'a>, &'a [u8]>;
+
 /// The memory of an image.
 enum ImageMemory {
     Mapping,
@@ -190,7 +193,7 @@ impl Image {
     }
 
     /// The shared image: its address in the launcher, its length, and its memory file or data; `None`: it is private.
-    pub fn share(&self) -> Option<(usize, usize, Result<BorrowedFd<'_>, &[u8]>)> {
+    pub fn share(&self) -> Option<(usize, usize, SharedMemory<'_>)> {
         let shared = match &self.memory {
             ImageMemory::Mapping => return None,
             ImageMemory::File(file) => Ok(file.as_fd()),
