@@ -121,7 +121,7 @@ impl InstanceTask {
         self.monitors.sample_at = None;
         let (Some(tree), Some(run)) = (self.measured_tree(), &self.state.run) else { return };
         let live = run.live.clone();
-        let share = self.monitors.meter.sample(&tree);
+        let Ok(share) = self.monitors.meter.sample(&tree).await else { return };
         self.monitors.share = Some(share);
         let (cpu, mem) = (cpu_limit(&live.spec), mem_limit(&live.spec));
         let excess;
