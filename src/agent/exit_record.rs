@@ -10,8 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::proc_scan;
 use super::process::{ProcessHandle, ProcessIdentity, boot_id};
-use crate::proc::{ProcStat, ProcessStrings};
+use super::process_table::{ProcessTable, ScannedProcess};
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
@@ -92,8 +93,14 @@ impl ExitRecords {
     }
 
     /// Whether a process has the record open, so that the command may still begin: a child of a killed agent has it open
-    /// before it executes the recording shell, and a slow file system can delay that. Opens no file of another process.
-    pub fn is_open(&self, id: &str) -> bool {
+    /// before it executes the recording shell, and a slow file system can delay that. Opens no file of another process. True
+    /// also if the processes of this host are unknown.
+    pub async fn is_open(&self, id: &str) -> bool {
+        let (records, id) = (self.clone(), id.to_owned());
+        proc_scan::run(move || records.has_opener(&id)).await.unwrap_or(true)
+    }
+
+    fn has_opener(&self, id: &str) -> bool {
         let (Ok(record), Ok(processes)) = (self.path(id).canonicalize(), std::fs::read_dir("/proc")) else {
             return false;
         };
@@ -189,18 +196,23 @@ pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitReco
             return Err(ExitRecordError::Stuck);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        may_begin = is_in_any_environment(id) || records.is_open(id);
+        may_begin = is_in_any_environment(id).await || records.is_open(id).await;
     }
 }
 
 /// Waits for the processes of a command whose recording shell was killed, at most `time`. `false`: some are still alive.
 ///
-/// They are in the session of the shell. A daemon that the command started has left it, and is not waited for.
+/// They are in the session of the shell. A daemon that the command started has left it, and is not waited for. A process of
+/// that session that cannot be read may belong to the command.
 pub async fn wait_for_orphans(id: &str, shell: u32, time: Duration) -> bool {
     const INTERVAL: Duration = Duration::from_millis(200);
     let begun = tokio::time::Instant::now();
-    let is_orphan = |pid: u32| ProcStat::of(pid).is_some_and(|stat| stat.session == shell && stat.is_alive());
-    while processes_with_record(id).into_iter().any(is_orphan) {
+    let is_orphan = |process: &ScannedProcess| {
+        let may_have_record = process.is_unreadable() || process.record() == Some(id);
+        process.stat.session == shell && process.stat.is_alive() && may_have_record
+    };
+    let has_orphan = |table: &ProcessTable| table.iter().any(|(_, process)| is_orphan(process));
+    while ProcessTable::current().await.map_or(true, |table| has_orphan(&table)) {
         if begun.elapsed() > time {
             return false;
         }
@@ -212,15 +224,11 @@ pub async fn wait_for_orphans(id: &str, shell: u32, time: Duration) -> bool {
 /// The environment variable with the record id of a recorded command.
 pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
-fn is_in_any_environment(id: &str) -> bool {
-    !processes_with_record(id).is_empty()
-}
-
-/// The processes whose environment contains the record id.
-fn processes_with_record(id: &str) -> Vec<u32> {
-    let carries =
-        |pid: &u32| ProcessStrings::environment(*pid).variable(RECORD_VARIABLE, id.len()) == Some(id);
-    crate::proc::pids().into_iter().filter(carries).collect()
+/// Whether the environment of a process contains the record id. A process that cannot be read has the record open
+/// ([`ExitRecords::is_open`]) if it runs the command.
+async fn is_in_any_environment(id: &str) -> bool {
+    let has_record = |table: &ProcessTable| table.iter().any(|(_, process)| process.record() == Some(id));
+    ProcessTable::current().await.map_or(true, |table| has_record(&table))
 }
 
 /// Kills a recording shell and its process group.

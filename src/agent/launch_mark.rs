@@ -83,6 +83,36 @@ mod tests {
         assert_eq!(LaunchMark::of_variables(&[]), None);
     }
 
+    /// A plain directory refuses the process, as a group at its limit of processes does.
+    #[tokio::test]
+    async fn a_process_that_its_control_group_refuses_has_the_mark() {
+        use crate::agent::account::Account;
+        use crate::agent::cgroup::Cgroup;
+        use crate::agent::sandbox::LaunchSandbox;
+        use crate::agent::spawn::{Launch, Sink};
+        use crate::agent::user_files::{Rights, UserPermits};
+        use std::sync::Arc;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
+        let account = Account::named(&me).expect("an account");
+        let launch = Launch {
+            command: "/bin/sleep 100".to_owned(),
+            folder: "/".into(),
+            rights: Rights::new(account, Arc::new(UserPermits::default()), Arc::new(|_| false)),
+            env: vec![(LAUNCH_ID_VARIABLE.to_owned(), "refused".to_owned())],
+            output: Sink::Nowhere,
+            record: None,
+            pid_file: None,
+            group: Some(Cgroup::at(&folder.path().display().to_string())),
+            sandbox: LaunchSandbox::default(),
+        };
+        let process = launch.spawn().await.expect("it starts without the group");
+        assert!(LaunchMark::of("refused").is_on(process.identity.pid));
+        process.signal(rustix::process::Signal::KILL).expect("it runs");
+        process.wait_exit().await;
+    }
+
     #[test]
     fn both_ways_to_read_a_limit_agree() {
         let own = std::process::id();

@@ -27,7 +27,8 @@
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
 //!
-//! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
+//! The unit of supervision is the process tree of a launch ([`tree`]), found in a scan of all processes ([`process_table`]).
+//! Scans run on worker threads ([`proc_scan`]): a process that cannot be read delays no other one. Each launch has its own control group where possible
 //! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`],
 //! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). One task samples the
 //! [`figures`] of all instances; an instance without limits and checks causes no other periodic work. Orphaned descendants
@@ -68,7 +69,9 @@ mod policy;
 mod pools;
 mod precheck;
 mod probe_targets;
+mod proc_scan;
 mod process;
+mod process_table;
 mod reaper;
 mod recovery;
 mod restart_policy;
@@ -108,7 +111,8 @@ use self::instance::{CommandSender, InstanceCommand, InstanceTask, command_queue
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
-use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
+use self::process::{LaunchedProcess, ProcessHandle};
+use self::process_table::ProcessTable;
 use self::recovery::{RecoveredState, Resumption};
 use self::run_output::RunOutputs;
 use self::state::{InstanceState, load_all, load_readable, result_key};
@@ -211,7 +215,7 @@ impl Supervisor {
         };
         let count = states.len();
         if states.is_empty() && supervisor.fences.is_empty() {
-            let found = launched_processes();
+            let found: Vec<LaunchedProcess> = ProcessTable::wait_for_current().await.launched().collect();
             if !found.is_empty() {
                 info!(
                     processes = found.len(),
@@ -351,7 +355,7 @@ impl Supervisor {
                 }
             }
             ToAgent::Measure { id, instance } => {
-                self.figure_answers.push(self.shared.resources.figures.answer(id, &instance));
+                self.figure_answers.push(self.shared.resources.figures.answer(id, &instance).await);
             }
             ToAgent::Op(request) => self.operation(*request, age_ms).await,
             ToAgent::ReadLog(read) => self.log_reads.begin(*read),

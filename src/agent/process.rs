@@ -16,9 +16,10 @@ use tokio::io::unix::AsyncFd;
 
 use super::clone_exec::{SpawnedProcess, held_descriptor};
 use super::environment::LAUNCH_ID_VARIABLE;
+use super::exit_record::RECORD_VARIABLE;
 use super::reaper;
 pub use crate::proc::boot_id;
-use crate::proc::{ProcStat, ProcessStrings};
+use crate::proc::{ProcStat, ProcessStrings, UnreadableProcess};
 
 /// Identity of a process, unique over pid reuse and reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -279,27 +280,27 @@ fn register_fd(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register(held_descriptor(fd)) }.ok()
 }
 
-/// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script.
-pub fn runs_program(pid: u32, name: &str) -> bool {
+/// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script. Can block.
+pub fn runs_program(pid: u32, name: &str) -> Result<bool, UnreadableProcess> {
     let base = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
         .map(|exe| exe.display().to_string())
         .unwrap_or_default();
     let exe = base(exe.trim_end_matches(" (deleted)"));
     if exe == name {
-        return true;
+        return Ok(true);
     }
-    let args = ProcessStrings::arguments(pid);
+    let args = ProcessStrings::arguments(pid)?;
     let first = args.iter().next().map(String::from_utf8_lossy).unwrap_or_default();
     // Some programs replace their arguments by a title that begins with their name: `redis-server 127.0.0.1:6379`.
     let title = first.split_whitespace().next().unwrap_or_default();
     if [&*first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
-        return true;
+        return Ok(true);
     }
     const INTERPRETERS: [&str; 8] = ["sh", "bash", "dash", "python", "perl", "ruby", "node", "java"];
     let interpreted = INTERPRETERS.iter().any(|one| exe.starts_with(one)) || exe == "busybox";
     let script = args.iter().skip(1).find(|arg| !arg.starts_with(b"-"));
-    interpreted && script.is_some_and(|script| base(&String::from_utf8_lossy(script)) == name)
+    Ok(interpreted && script.is_some_and(|script| base(&String::from_utf8_lossy(script)) == name))
 }
 
 /// Whether a forked process of this executable has closed nearly all of its descriptors, as a launched child does before
@@ -322,10 +323,10 @@ pub fn has_unexecuted_child() -> bool {
     })
 }
 
-/// The command line of a process as text, at most 64 KiB of it.
+/// The command line of a process as text, at most 64 KiB of it. Can block.
 pub fn command_line(pid: u32) -> String {
     const MAX_SHOWN: usize = 64 << 10;
-    let args = ProcessStrings::arguments(pid);
+    let Ok(args) = ProcessStrings::arguments(pid) else { return String::new() };
     let mut line = Vec::new();
     for (number, arg) in args.iter().enumerate() {
         line.extend_from_slice(if number == 0 { b"" } else { b" " });
@@ -351,25 +352,46 @@ pub struct LaunchedProcess {
 /// Maximum bytes of a launch id or an instance in an environment: any user can start processes with longer ones.
 const MAX_ID: usize = 4096;
 
-/// The launch id in the environment of a process.
-pub fn launch_id(pid: u32) -> Option<String> {
-    ProcessStrings::environment(pid).variable(LAUNCH_ID_VARIABLE, MAX_ID).map(str::to_owned)
+/// The variables of a launch in the environment of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaunchVariables {
+    pub launch_id: Option<String>,
+    instance: Option<String>,
+    /// The record id of a recorded command.
+    pub record: Option<String>,
 }
 
-impl LaunchedProcess {
-    pub fn of(pid: u32) -> Option<LaunchedProcess> {
-        let environment = ProcessStrings::environment(pid);
-        let launch_id = environment.variable(LAUNCH_ID_VARIABLE, MAX_ID)?.to_owned();
-        let instance = environment.variable("ABIDE_INSTANCE", MAX_ID).unwrap_or_default().to_owned();
-        let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
-        let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
-        Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
+impl LaunchVariables {
+    /// Can block.
+    pub fn of(pid: u32) -> Result<LaunchVariables, UnreadableProcess> {
+        let environment = ProcessStrings::environment(pid)?;
+        let value = |name: &str| environment.variable(name, MAX_ID).map(str::to_owned);
+        Ok(LaunchVariables {
+            launch_id: value(LAUNCH_ID_VARIABLE),
+            instance: value("ABIDE_INSTANCE"),
+            record: value(RECORD_VARIABLE),
+        })
     }
 }
 
-/// All processes of this host whose environment names a launch.
-pub fn launched_processes() -> Vec<LaunchedProcess> {
-    crate::proc::pids().into_iter().filter_map(LaunchedProcess::of).collect()
+impl LaunchedProcess {
+    /// `None`: the environment names no launch, or the process has ended. Can block.
+    pub fn of(pid: u32) -> Result<Option<LaunchedProcess>, UnreadableProcess> {
+        let variables = LaunchVariables::of(pid)?;
+        let Some(stat) = ProcStat::of(pid).filter(ProcStat::is_alive) else { return Ok(None) };
+        let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
+        Ok(LaunchedProcess::new(identity, stat.parent, variables))
+    }
+
+    /// `None`: the variables name no launch.
+    pub fn new(
+        identity: ProcessIdentity,
+        parent: u32,
+        variables: LaunchVariables,
+    ) -> Option<LaunchedProcess> {
+        let (launch_id, instance) = (variables.launch_id?, variables.instance.unwrap_or_default());
+        Some(LaunchedProcess { identity, parent, launch_id, instance })
+    }
 }
 
 /// Returns the pages of code to the kernel, most of which an idle agent does not use. Pages that are needed again come from

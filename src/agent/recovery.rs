@@ -14,6 +14,7 @@ use super::checks;
 use super::context::AgentContext;
 use super::exit_record::{ExitRecord, hook_id, kill_group, probe_id, start_id};
 use super::instance::{OpReply, done, failed};
+use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
@@ -41,7 +42,8 @@ async fn wait_for_exec() {
     let begun = tokio::time::Instant::now();
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        if begun.elapsed() > EXEC_TIMEOUT || !process::has_unexecuted_child() {
+        let has_child = proc_scan::run(process::has_unexecuted_child).await.unwrap_or(true);
+        if begun.elapsed() > EXEC_TIMEOUT || !has_child {
             return;
         }
     }
@@ -199,7 +201,7 @@ async fn resolve(
             end_hook(shared, &intent).await;
         }
         info!(%instance, pid = process.as_ref().map(|one| one.pid), "resolving an interrupted launch");
-        let reply = resolve_one(shared, intent, process, state);
+        let reply = resolve_one(shared, intent, process, state).await;
         let value = serde_json::to_vec(state).unwrap_or_default();
         txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(state_key(&instance), value));
         if let Some((op_id, (code, message))) = reply {
@@ -246,7 +248,7 @@ fn resolve_relaunch(
 }
 
 /// Resolves one interrupted launch. Returns the result of its operation, if the operation is complete.
-fn resolve_one(
+async fn resolve_one(
     shared: &AgentContext,
     intent: LaunchIntent,
     process: Option<ProcessIdentity>,
@@ -284,7 +286,7 @@ fn resolve_one(
     let not_begun = intent.boot == boot_id()
         && match record {
             ExitRecord::Missing => true,
-            ExitRecord::Empty => !shared.exits.is_open(&intent.incarnation),
+            ExitRecord::Empty => !shared.exits.is_open(&intent.incarnation).await,
             ExitRecord::Begun(_) | ExitRecord::Ended(_) | ExitRecord::Unreadable => false,
         };
     if not_begun {

@@ -203,9 +203,11 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
+        let mark = LaunchMark::of_variables(&self.env);
         // The mark is for launches without a control group.
-        let mark = LaunchMark::of_variables(&self.env).filter(|_| opened.group.is_none());
-        let request = ExecRequest {
+        let restrictions =
+            |is_grouped: bool| self.sandbox.restrictions.with_mark(mark.filter(|_| !is_grouped));
+        let mut request = ExecRequest {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
@@ -217,12 +219,19 @@ impl Launch {
             },
             group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
-            restrictions: self.sandbox.restrictions.with_mark(mark),
+            restrictions: restrictions(opened.group.is_some()),
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
             pid_file: pid_file.map(path).transpose()?,
         };
-        request.spawn(vfork)
+        match request.spawn(vfork) {
+            // A control group that refuses the process does not prevent the launch.
+            Err((ExecStage::Clone, _)) if request.group.is_some() => {
+                (request.group, request.restrictions) = (None, restrictions(false));
+                request.spawn(vfork)
+            }
+            spawned => spawned,
+        }
     }
 
     fn explain(&self, stage: ExecStage, source: io::Error) -> LaunchError {

@@ -40,7 +40,7 @@ pub struct InstanceState {
     /// and the next agent finds the process if this one is killed in between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// The operation that is stopping the process: the next agent continues it if this one is killed.
+    /// The operation, or the limit, that is stopping the process: the next agent continues it if this one is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<String>,
     /// The series of relaunches by supervision; `None`: no relaunch since the last start.

@@ -9,10 +9,12 @@ use super::account::Account;
 use super::cgroup::Cgroup;
 use super::context::AgentContext;
 use super::exit_record::is_command_id;
+use super::launch_mark::LaunchMark;
 use super::ownership::{
     OwnershipError, PidFileProcess, claim_process, pid_file_process, refuse_pid_file, refuse_user, wrong_user,
 };
-use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, launched_processes, parent, uids};
+use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, parent, uids};
+use super::process_table::{ProcessTable, ScannedProcess};
 use super::user_files::{FileWork, Rights};
 use crate::model::{InstanceKey, Spec};
 
@@ -32,11 +34,17 @@ pub async fn find_interrupted(
     if launches.is_empty() {
         return HashMap::new();
     }
-    let all = launched_processes();
+    let table = ProcessTable::wait_for_current().await;
     let find = async |launch: &InterruptedLaunch<'_>| {
         let rights = shared.rights_of(launch.spec).ok()?;
-        let with_id = all.iter().filter(|one| one.launch_id == launch.launch_id);
-        let mut pids: Vec<u32> = with_id.map(|one| one.identity.pid).collect();
+        let mark = LaunchMark::of(launch.launch_id);
+        // The mark counts for a process whose environment cannot be read.
+        let is_launched = |process: &ScannedProcess| match process.is_unreadable() {
+            true => process.mark == Some(mark),
+            false => process.launch_id() == Some(launch.launch_id),
+        };
+        let launched = table.iter().filter(|(_, one)| one.stat.is_alive() && is_launched(one));
+        let mut pids: Vec<u32> = launched.map(|(pid, _)| pid).collect();
         pids.extend(launch.group.iter().flat_map(Cgroup::processes));
         pids.retain(|pid| refuse_user(*pid, rights.account()).is_ok());
         Some((launch.launch_id.to_owned(), main_process(&pids, launch.spec, &rights).await?))

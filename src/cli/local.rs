@@ -112,7 +112,11 @@ impl Home {
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
         let pid: u32 = text.trim().parse().ok()?;
-        Some((pid, ProcessStrings::arguments(pid).iter().any(|word| word == BACKGROUND.as_bytes())))
+        Some((
+            pid,
+            ProcessStrings::arguments(pid)
+                .is_ok_and(|words| words.iter().any(|word| word == BACKGROUND.as_bytes())),
+        ))
     }
 
     /// Whether the last local system crashed: its address remains, and no system runs.

@@ -22,7 +22,7 @@ write()
 while True: signal.pause()
 "#;
 
-/// A process that somebody started in a session with others, and that hands over to a successor in that session.
+/// A process that a user started in a session with others, and that hands over to a successor in that session.
 #[test]
 fn the_session_of_an_adopted_process_is_not_its_tree() {
     if !needs("python3") || !needs_root() {
@@ -168,4 +168,37 @@ fn orphans_of_the_same_program_and_user_are_told_apart() {
     assert!(left.contains(&manual) && left.contains(&others[0]), "{left:?}\n{}", system.log());
     assert!(!left.contains(&pid("stray").expect("a pid")), "{left:?}\n{}", system.log());
     left.into_iter().for_each(|pid| kill(pid, "KILL"));
+}
+
+/// The exit record of a start_cmd names a pid. After a kill of the agent another process may have that pid.
+#[test]
+fn a_process_with_the_pid_of_a_killed_start_shell_is_not_ended() {
+    if !needs_root() {
+        return;
+    }
+    let mut system = System::with_groups(false);
+    std::fs::create_dir_all(system.path("run")).expect("a folder");
+    let mut spec = system.spec("d", "setsid sleep 1000 >/dev/null 2>&1 & echo $! > run/d.pid");
+    spec["identity"]["proc_name"] = json!("sleep");
+    spec["control"]["start_mode"] = json!("daemon");
+    system.kill_agent();
+    system.start_agent_without_groups_at("command-ended");
+    let task = system.begin("d", START, &spec);
+    until("the agent is killed", || {
+        system.agent.as_mut().is_some_and(|agent| agent.try_wait().expect("a child").is_some())
+    });
+    let mut other = Command::new("setsid");
+    let other = other.args(["sleep", "1000"]).stdin(Stdio::null()).spawn().expect("it starts");
+    let mut other = crate::apply::KillOnDrop(other);
+    let records = std::fs::read_dir(system.path("agent/exits")).expect("records").flatten();
+    let record = records.map(|entry| entry.path()).find(|path| path.display().to_string().contains("start-"));
+    let record = record.expect("the record of start_cmd");
+    std::fs::write(&record, format!("pid {}\n", other.0.id())).expect("a record");
+    system.disable_control_groups();
+    let row = system.row("d", &task);
+    assert_eq!(row["error_code"], 0, "{row}\n{}", system.log());
+    let pid = system.pid("d").expect("it runs");
+    let (code, message) = system.operate("d", STOP, &spec);
+    assert!(code == 0 && !is_alive(pid), "{code} {message}\n{}", system.log());
+    assert_eq!(other.0.try_wait().expect("a child"), None, "another process was ended: {message}");
 }

@@ -10,6 +10,7 @@ mod agent_limits;
 mod agent_monitoring;
 mod agent_recovery;
 mod apply;
+mod blocked_reads;
 mod cases;
 mod certificate;
 mod channel;

@@ -260,3 +260,29 @@ fn many_stops_at_once_cost_few_scans_of_all_processes() {
     assert!(spent < 6.0, "{COUNT} stops took {spent} s of CPU time");
     assert!(names.iter().all(|name| system.pid(name).is_none()));
 }
+
+/// A kill of the tree stops the main process (SIGSTOP) first. An agent that is killed then leaves it stopped.
+#[test]
+fn a_stop_by_a_limit_survives_a_kill_of_the_agent() {
+    if !needs_root() {
+        return;
+    }
+    let mut system = System::with_groups(false);
+    system.start_agent_without_groups_at("main-stopped");
+    let mut spec = system.spec("p", "trap '' TERM; while :; do :; done");
+    spec["resource"] = json!({"cpu": 0.5});
+    spec["monitor_policy"]["stop_check_secs"] = json!(1);
+    assert_eq!(system.operate("p", START, &spec).0, 0);
+    let pid = system.pid("p").expect("it runs");
+    until("the agent is killed", || {
+        system.agent.as_mut().is_some_and(|agent| agent.try_wait().expect("a child").is_some())
+    });
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    assert!(stat.contains(") T "), "{stat}");
+    system.disable_control_groups();
+    let next = replaced(&system, "p", pid);
+    assert!(!is_alive(pid), "the stopped process is ended\n{}", system.log());
+    let history = system.process("p").to_string();
+    assert!(history.contains("limit"), "{history}");
+    assert!(is_alive(next) && system.operate("p", KILL, &spec).0 == 0 && !is_alive(next));
+}

@@ -99,7 +99,7 @@ fn fork(
     }
     let mut pidfd: c_int = -1;
     let group = group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-    let pid = clone3::create(image, libc::CLONE_PARENT, &mut pidfd, group)?;
+    let pid = clone3::create(image, libc::CLONE_PARENT, &mut pidfd, group, std::ptr::null_mut())?;
     // SAFETY: the kernel wrote this descriptor, and no other code owns it.
     Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }

@@ -134,7 +134,7 @@ impl InstanceTask {
             let grace = if killed.is_empty() && signal != Signal::KILL { wait } else { Duration::ZERO };
             // The descendants of a process that this agent did not launch are not its children.
             let is_own_launch = self.launches.last.is_some() && self.own_launch().is_some();
-            killed.extend(match is_own_launch && self.is_tree_gone(|| Some(tree.clone())) {
+            killed.extend(match is_own_launch && self.is_tree_gone(|| Some(tree.clone())).await {
                 true => KilledProcesses::default(),
                 false => tree.end(grace.saturating_sub(begun.elapsed())).await,
             });
@@ -201,25 +201,29 @@ impl InstanceTask {
 
     /// Whether nothing of the tree is left after the end of its main process. Cheap if no process of this agent's launches
     /// is an orphan.
-    pub(super) fn has_ended_with_tree(&self) -> bool {
-        self.is_tree_gone(|| self.tree(self.handle.as_ref()))
+    pub(super) async fn has_ended_with_tree(&self) -> bool {
+        self.is_tree_gone(|| self.tree(self.handle.as_ref())).await
     }
 
-    fn is_tree_gone(&self, tree: impl FnOnce() -> Option<ProcessTree>) -> bool {
+    async fn is_tree_gone(&self, tree: impl FnOnce() -> Option<ProcessTree>) -> bool {
         let Some(run) = &self.state.run else { return true };
         if run.group().is_some_and(|group| !group.remove_if_empty()) {
             return false;
         }
         // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
         match self.launches.last.is_some() {
-            true => reaper::orphans().is_empty() || !tree().is_some_and(|tree| tree.may_have_orphans()),
+            true if reaper::orphans().is_empty() => true,
+            true => match tree() {
+                Some(tree) => !tree.may_have_orphans().await,
+                None => true,
+            },
             false => run.incarnation.is_empty() && run.traces.observed.is_empty(),
         }
     }
 
     /// Kills what is left of the tree after the end of its main process.
     pub(super) async fn end_tree(&mut self) -> KilledProcesses {
-        if self.has_ended_with_tree() {
+        if self.has_ended_with_tree().await {
             return KilledProcesses::default();
         }
         let Some(tree) = self.tree(self.handle.as_ref()) else { return KilledProcesses::default() };
@@ -374,6 +378,7 @@ async fn kill_all(
 /// Kills the members of a tree. The main process is stopped first, so that it does not replace them.
 async fn kill_tree(handle: &ProcessHandle, tree: Option<&ProcessTree>) -> KilledProcesses {
     let _ = handle.signal(Signal::STOP);
+    failpoint::point("main-stopped");
     match tree {
         Some(tree) => tree.kill().await,
         None => KilledProcesses::default(),

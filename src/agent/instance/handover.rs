@@ -328,11 +328,11 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        let members = tree.members().await;
-        if members.is_empty() {
+        let Ok(members) = tree.members().await else { return false };
+        if members.known.is_empty() {
             return false;
         }
-        let Ok(handle) = ownership::claim_member(spec, &rights, &members).await else { return false };
+        let Ok(handle) = ownership::claim_member(spec, &rights, &members.known).await else { return false };
         let (old, new) = (run.identity.pid, handle.identity.pid);
         info!(instance = %self.key, old, new, "process ended, and a process of its tree took over");
         let adopted = Some(run.is_spec_unknown());

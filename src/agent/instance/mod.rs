@@ -227,17 +227,7 @@ impl InstanceTask {
     ///
     /// Boxed: a future stores its arguments twice, and thousands of tasks are idle nearly all the time.
     pub async fn run(mut self: Box<Self>, mut commands: CommandReceiver) {
-        // An operation that has begun is resumed before supervision. A process that ended while no agent ran is handled as
-        // if it ended now.
-        if let Some(resumption) = self.progress.resumption.take() {
-            // Report first: the operation may take long.
-            self.report();
-            Box::pin(self.resume(*resumption)).await;
-        }
-        if self.handle.is_none() && self.state.run.is_some() {
-            Box::pin(self.handle_exit(None)).await;
-        }
-        Box::pin(self.relaunch_if_due()).await;
+        Box::pin(self.continue_after_restart()).await;
         self.adopt_output();
         loop {
             self.plan_next_run();

@@ -129,7 +129,10 @@ impl InstanceTask {
         };
         traces.add_session(&process, &intent.incarnation, group.as_ref());
         failpoint::point("born");
-        let LaunchIntent { incarnation, op_id: by, group, at, .. } = intent;
+        let LaunchIntent { incarnation, op_id: by, at, .. } = intent;
+        // A group without a process refused the launch: it says nothing about the tree.
+        let group = group.filter(|group| !group.processes().is_empty() || !group.remove_if_empty());
+        let group = group.as_ref().map(Cgroup::path);
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
         self.state.history.failed_start = None;
         let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;

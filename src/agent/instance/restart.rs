@@ -74,7 +74,7 @@ impl InstanceTask {
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
         // Read before the group is removed.
         let limit = self.kernel_limit();
-        if !self.has_ended_with_tree() {
+        if !self.has_ended_with_tree().await {
             if self.take_over_after_exit().await {
                 return;
             }

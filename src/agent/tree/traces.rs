@@ -31,7 +31,7 @@ pub struct LaunchSession {
 }
 
 impl LaunchTraces {
-    /// Records the session of a process of the launch, if the launch created it. A session of others is no evidence:
+    /// Records the session of a process of the launch, if the launch created it. A session of others proves nothing:
     /// ending its members would end their processes.
     pub fn add_session(&mut self, member: &ProcessHandle, launch_id: &str, group: Option<&Cgroup>) {
         let Some(until) = member.last_in_session() else { return };
@@ -91,12 +91,13 @@ fn descendants(pid: u32) -> Vec<(ProcessIdentity, u32)> {
     let mut found: Vec<(ProcessIdentity, u32)> = Vec::new();
     let children = |pid: u32| reaper::children_of(pid).into_iter().map(move |child| (pid, child));
     let mut open: Vec<(u32, u32)> = children(pid).collect();
-    while let Some((parent, pid)) = open.pop() {
+    while found.len() < MAX_OBSERVED
+        && let Some((parent, pid)) = open.pop()
+    {
         // A pid of the list that was reused since has another parent.
         let is_child = |stat: &ProcStat| stat.is_alive() && stat.parent == parent;
         let Some(stat) = ProcStat::of(pid).filter(is_child) else { continue };
-        let is_known = found.iter().any(|(one, _)| one.pid == pid);
-        if is_known || found.len() >= MAX_OBSERVED {
+        if found.iter().any(|(one, _)| one.pid == pid) {
             continue;
         }
         let boot = crate::proc::boot_id().to_owned();
@@ -106,7 +107,10 @@ fn descendants(pid: u32) -> Vec<(ProcessIdentity, u32)> {
     found
 }
 
-/// Pids and names of processes, for a message.
-pub fn named(processes: &[ProcessIdentity]) -> Vec<(u32, String)> {
-    processes.iter().map(|one| (one.pid, name(one.pid))).collect()
+/// Pids and names of at most `most` processes, for a message.
+pub fn named<'a>(
+    processes: impl IntoIterator<Item = &'a ProcessIdentity>,
+    most: usize,
+) -> Vec<(u32, String)> {
+    processes.into_iter().take(most).map(|one| (one.pid, name(one.pid))).collect()
 }

@@ -141,9 +141,12 @@ async fn run_until_stopped(
         check: Duration::from_secs(args.check_secs),
         sample: Duration::from_secs(args.sample_secs),
     };
-    let supervisor = Supervisor::open(&args.data, intervals, policy, reports)
-        .await
-        .map_err(|error| failed(error.to_string()))?;
+    let supervisor = tokio::select! {
+        opened = Supervisor::open(&args.data, intervals, policy, reports) => {
+            opened.map_err(|error| failed(error.to_string()))?
+        }
+        exit = signals.shutdown_signal() => return Ok(exit),
+    };
     let joining = JoinConfig {
         url: join.to_owned(),
         token_file: token_file.to_owned(),
