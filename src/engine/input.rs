@@ -81,7 +81,7 @@ impl<S: SpecSearch> PlanRequest<S> {
         if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
             let stored = stored_revisions::list(target.state(), &rules.owner).await.map_err(state_error)?;
             let elsewhere = declared_elsewhere(target.state(), &rules.owner, source, &stored, &limits).await;
-            rules.declared_elsewhere = elsewhere.map_err(state_error)?;
+            rules.orphans.declared_elsewhere = elsewhere.map_err(state_error)?;
         }
         let pin = match activates {
             true => pin::read(target.state(), &rules.owner).await.map_err(state_error)?.map(|(pin, _)| pin),
@@ -150,7 +150,7 @@ impl PlanInput {
         let desired = &self.loaded.desired;
         let mut observation = target.observe(desired, self.rules.prune).await?;
         let begin = Instant::now();
-        self.rules.known_namespaces = observation.namespaces(&self.rules.owner);
+        self.rules.orphans.known_namespaces = observation.namespaces(&self.rules.owner);
         let inputs = StablePlanInputs { desired, rules: &self.rules, now: &self.now };
         let SpecLookup { search, known, .. } = lookup;
         let mut plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;

@@ -45,7 +45,7 @@ pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
 pub use planner::drifted_files;
-pub use rules::{HoldRules, Rules};
+pub use rules::{HoldRules, OrphanRules, Rules};
 pub use sync_status::{SyncStatus, sync_statuses};
 
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@ impl<'a> Planner<'a> {
             let ours = self.owner_of(seen) == Some(self.rules.owner.as_str());
             if !ours
                 || self.taken.contains(key)
-                || self.rules.declared_elsewhere.contains(key)
+                || self.rules.orphans.declared_elsewhere.contains(key)
                 || !self.rules.selection.means(key, None, &seen.labels)
             {
                 continue;
@@ -68,7 +68,7 @@ impl<'a> Planner<'a> {
             return true;
         }
         let allowed = self.desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref());
-        self.rules.known_namespaces.contains(namespace)
+        self.rules.orphans.known_namespaces.contains(namespace)
             || allowed.flatten().any(|pattern| glob(pattern, namespace.as_str()))
     }
 
@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
         let drafted = removal(present, &self.rules.caps);
         let chain = |steps| Chain { key, want: None, from: None, before: Vec::new(), steps };
         match drafted {
-            _ if self.rules.source_unreadable => {
+            _ if self.rules.orphans.source_unreadable => {
                 let detail = "a manifest source could not be read: the process may still be declared there";
                 let chain = chain(drafted.unwrap_or_default());
                 self.found.held.push(chain.held(HoldReason::SourceUnreadable, detail.to_owned()));

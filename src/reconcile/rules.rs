@@ -25,12 +25,7 @@ pub struct Rules {
     /// Disruptions in flight by an earlier plan: they count towards the budgets.
     pub in_flight: BTreeMap<InstanceKey, DisruptionSet>,
     pub selection: Selection,
-    /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
-    pub known_namespaces: BTreeSet<Name>,
-    /// Instances that another source of the owner declares: they are not orphans of this one.
-    pub declared_elsewhere: BTreeSet<InstanceKey>,
-    /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
-    pub source_unreadable: bool,
+    pub orphans: OrphanRules,
     /// The policy of the control host.
     pub policy: Option<Arc<OuterPolicy>>,
 }
@@ -49,6 +44,17 @@ pub struct HoldRules {
     pub by_controller: BTreeMap<InstanceKey, (HoldReason, String)>,
 }
 
+/// Which owned instances count as orphans.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OrphanRules {
+    /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
+    pub known_namespaces: BTreeSet<Name>,
+    /// Instances that another source of the owner declares: they are not orphans of this one.
+    pub declared_elsewhere: BTreeSet<InstanceKey>,
+    /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
+    pub source_unreadable: bool,
+}
+
 impl Rules {
     /// The rules without any flag.
     pub fn new(caps: Caps) -> Rules {
@@ -62,9 +68,7 @@ impl Rules {
             holds: HoldRules::default(),
             in_flight: BTreeMap::new(),
             selection: Selection::default(),
-            known_namespaces: BTreeSet::new(),
-            declared_elsewhere: BTreeSet::new(),
-            source_unreadable: false,
+            orphans: OrphanRules::default(),
             policy: None,
         }
     }

@@ -19,16 +19,17 @@ fn only_a_pid_file_is_replaced_by_a_pid_file() {
     std::fs::write(system.path("target"), "1234\n").expect("a file");
     symlink(system.path("target"), path("link")).expect("a link");
     std::fs::write(path("text"), "root:x:0:0:root:/root:/bin/bash\n").expect("a file");
+    let (read, write) = ("cannot read pid_path", "cannot write pid_path");
     let kinds = [
-        ("fifo", "a FIFO"),
-        ("directory", "a directory"),
-        ("link", "a symbolic link"),
-        ("text", "not a pid file"),
+        ("fifo", read, "a FIFO"),
+        ("directory", read, "a directory"),
+        ("link", read, "a symbolic link"),
+        ("text", write, "not a pid file"),
     ];
-    for (name, kind) in kinds {
+    for (name, refused, kind) in kinds {
         let spec = system.spec(name, &format!("echo {name} >> effects; exec sleep 1000"));
         let named = path(name).display().to_string();
-        system.refuses(name, &spec, &["cannot write pid_path", &named, kind]);
+        system.refuses(name, &spec, &[refused, &named, kind]);
     }
     assert!(!system.path("effects").exists(), "nothing was launched");
     let kind = |name: &str| std::fs::symlink_metadata(path(name)).expect("it is there").file_type();

@@ -80,7 +80,8 @@ struct Controller<'a> {
 impl Controller<'_> {
     async fn plan(&self) -> Option<(Observation, Plan)> {
         let mut world = self.fake.observe(self.desired, true).await.ok()?;
-        let rules = Rules { known_namespaces: world.namespaces(OWNER), ..self.rules.clone() };
+        let mut rules = self.rules.clone();
+        rules.orphans.known_namespaces = world.namespaces(OWNER);
         let now = Now { at: self.fake.sim().now(), ..Now::default() };
         let inputs = StablePlanInputs { desired: self.desired, rules: &rules, now: &now };
         let known = &mut SearchCache::default();

@@ -148,7 +148,11 @@ fn reading_verbs_ask_about_the_namespaces_that_they_name() {
         // Without a name there is nothing to ask for, and an unknown process stays unknown.
         let (_, out, _) = run(&["get", "processes"]);
         assert_eq!(out, "no processes\n", "{dialect}");
-        assert_eq!(run(&["describe", "shop/other"]).0, Some(1), "{dialect}");
+        let (code, out, err) = run(&["describe", "shop/other"]);
+        assert!(
+            code == Some(0) && out.is_empty() && err.contains("no process shop/other"),
+            "{dialect}: {out}{err}"
+        );
     }
     let tree = tree(platform(shop), "job");
     let args = ["get", "processes", "-n", "job-2", "--target", "it", "--config", "it.yaml"];

@@ -267,12 +267,12 @@ fn orphans_of_other_sources_and_protected_orphans_stay() {
         let orphans: BTreeSet<InstanceKey> =
             plan.steps().filter(is_orphan).map(|step| step.instance.clone()).collect();
         spared.set(spared.get() + orphans.len());
-        world.rules.declared_elsewhere = orphans.clone();
+        world.rules.orphans.declared_elsewhere = orphans.clone();
         let elsewhere = world.plan();
         let touched = elsewhere.steps().map(|step| &step.instance);
         let touched = touched.chain(elsewhere.held.iter().map(|held| &held.instance));
         assert!(touched.into_iter().all(|key| !orphans.contains(key)), "{}", shown(&elsewhere));
-        world.rules.declared_elsewhere.clear();
+        world.rules.orphans.declared_elsewhere.clear();
         world.rules.holds.protections =
             orphans.iter().map(|key| (key.clone(), vec![Protection::Delete])).collect();
         let protected = world.plan();

@@ -9,7 +9,7 @@ use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
-use crate::agent::process::boot_id;
+use crate::agent::process::{ProcessHandle, boot_id};
 use crate::agent::restart_policy::{RestartEvent, RestartSeries};
 use crate::agent::state::{LaunchIntent, ProcessRun, intent_key};
 use crate::agent::tree::LaunchTraces;
@@ -129,10 +129,31 @@ impl InstanceTask {
         };
         traces.add_session(&process, &intent.incarnation, group.as_ref());
         failpoint::point("born");
-        let LaunchIntent { incarnation, op_id: by, at, .. } = intent;
         // A group without a process refused the launch: it says nothing about the tree.
         let group = group.filter(|group| !group.processes().is_empty() || !group.remove_if_empty());
-        let group = group.as_ref().map(Cgroup::path);
+        let intent = LaunchIntent { group: group.as_ref().map(Cgroup::path), ..intent };
+        self.record_launch(process, owned, intent, traces);
+        self.write(None).await;
+        failpoint::point("row-written");
+        self.report();
+        let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        if !check || owned.spec.monitor.auto_type != AutoType::Resident {
+            return done();
+        }
+        let reply = self.stays_running(Duration::from_secs(secs.into())).await;
+        self.progress.attempt = None;
+        reply
+    }
+
+    /// Makes a launched process the run of this instance.
+    fn record_launch(
+        &mut self,
+        process: ProcessHandle,
+        owned: &OwnedSpec,
+        intent: LaunchIntent,
+        traces: LaunchTraces,
+    ) {
+        let LaunchIntent { incarnation, op_id: by, at, group, uid, .. } = intent;
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
         self.state.history.failed_start = None;
         let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
@@ -162,16 +183,6 @@ impl InstanceTask {
             self.state.ran = Some(owned.clone());
         }
         self.handle = Some(process);
-        self.write(None).await;
-        failpoint::point("row-written");
-        self.report();
-        let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        if !check || !is_resident {
-            return done();
-        }
-        let reply = self.stays_running(Duration::from_secs(secs.into())).await;
-        self.progress.attempt = None;
-        reply
     }
 
     /// Finishes the start check of a process that this operation launched before the agent restarted.

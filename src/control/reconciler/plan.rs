@@ -49,7 +49,7 @@ impl<T: Target> Reconciler<'_, T> {
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
         let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
         let mut rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
-        (rules.holds.protections, rules.declared_elsewhere) = (protections, elsewhere);
+        (rules.holds.protections, rules.orphans.declared_elsewhere) = (protections, elsewhere);
         let config = &context.config.manifests;
         let search = HistorySearch {
             past: config.history.clone(),
@@ -84,11 +84,11 @@ impl<T: Target> Reconciler<'_, T> {
     ) -> Rules {
         let mut rules = self.context.config.rules.clone();
         (rules.holds.manual, rules.holds.pauses) = holds;
-        rules.source_unreadable |= manifests.is_incomplete;
+        rules.orphans.source_unreadable |= manifests.is_incomplete;
         // In a complete read, missing declarations are confirmed first; in an incomplete one, prune is held and
         // reported.
         rules.prune &= manifests.may_prune || manifests.is_incomplete;
-        rules.known_namespaces = world.namespaces(&rules.owner);
+        rules.orphans.known_namespaces = world.namespaces(&rules.owner);
         rules.holds.by_controller = self.drift.held(disabled, &manifests.desired, &world.observed);
         let backing_off = backing_off.iter().cloned();
         rules.holds.by_controller.extend(backing_off.map(|(key, hold)| (key, (hold.reason, hold.why))));

@@ -110,13 +110,15 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
     };
-    let checking = live.check_desired(wanted.desired(), wanted.rules(), AccessRole::Operate);
+    let checking = async {
+        live.check_desired(wanted.desired(), wanted.rules(), AccessRole::Operate).await?;
+        other_controller::check(&live, &wanted.rules().owner, &args.input.paths, args.force, printer).await
+    };
     // A target that does not answer is reported by the apply itself.
     if let Ok(checked) = tokio::time::timeout_at(deadline, checking).await {
         checked?;
     }
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
-    other_controller::check(&live, &plan.rules.owner, &args.input.paths, args.force, printer).await?;
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }
 
