@@ -13,7 +13,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback"]),
     ("Inspect", &["status", "get", "describe", "logs", "history"]),
     ("Operate", &["start", "stop", "restart", "reload", "kill", "release", "pause", "resume", "lease"]),
-    ("Run", &["up", "down", "serve", "agent"]),
+    ("Run", &["up", "down", "serve", "agent", "token", "host"]),
     ("Convert", &["import", "export", "convert"]),
     (TOOLS, &["doctor", "config", "completions", "man", "version"]),
 ];

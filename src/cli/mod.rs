@@ -4,6 +4,7 @@
 
 mod args;
 mod commands;
+mod fleet_ca;
 mod help;
 mod local;
 mod output;
@@ -22,7 +23,8 @@ use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
     agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get, history,
-    import, init, lease, logs, man, plan, rollback, schema, serve, status, up, validate, version, watch,
+    host, import, init, lease, logs, man, plan, rollback, schema, serve, status, token, up, validate,
+    version, watch,
 };
 use self::output::print::Printer;
 use self::output::{logging, stderr};
@@ -153,6 +155,8 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
+        Verb::Token(args) => token::run(&args, printer),
+        Verb::Host(args) => host::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),

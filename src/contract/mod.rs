@@ -9,6 +9,7 @@
 mod apply_report;
 mod event;
 mod figures;
+mod fleet;
 mod gateway_process;
 mod history;
 mod hold;
@@ -29,6 +30,10 @@ mod words;
 pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
+pub use fleet::{
+    CreatedJoinToken, HostCertificate, HostRevocation, JoinTokenRequest, JoinTokenRow, Revoked,
+    TokenRevocation,
+};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};

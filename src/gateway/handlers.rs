@@ -19,7 +19,7 @@ use super::registry::{RegistryCall as Registry, owned_spec};
 use super::reply::{json, lines};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
-use super::{ApiError, Caller, Gateway, openapi};
+use super::{ApiError, Caller, Gateway, fleet, openapi};
 use crate::clock;
 use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
@@ -92,7 +92,9 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Logs => return logs(shared, app, parts),
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
         ApiCall::Hosts => {
-            serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some()).await?)?
+            let mut hosts = gateway.list_hosts(parameter(parts, "brief").is_some()).await?;
+            shared.fleet.describe(&mut hosts);
+            serde_json::to_value(hosts)?
         }
         ApiCall::Tasks => tasks(gateway, app, parameter(parts, "op"), caller).await?,
         ApiCall::State => {
@@ -101,9 +103,13 @@ pub(super) async fn handle<S: Store>(
         }
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
+        ApiCall::JoinTokens | ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => {
+            return fleet::app_call(shared, app, log, body).await;
+        }
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
             Value::Null
         }
+        ApiCall::RenewCertificate | ApiCall::Enroll => Value::Null,
         ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))

@@ -13,6 +13,8 @@
 //! the row's deadline ([`deadlines`]). Operations have sequence numbers; agents delete records up to a floor below
 //! which all operations are final ([`floor`]).
 //!
+//! Agents authenticate by a static token, or by a client certificate that [`fleet`] issues for a join token.
+//!
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
 //! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
 //! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
@@ -21,6 +23,7 @@
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
+mod agent_calls;
 pub mod auth;
 mod batch;
 mod channel;
@@ -28,6 +31,7 @@ mod deadlines;
 mod decode;
 mod failed_starts;
 mod figures;
+mod fleet;
 mod floor;
 mod handlers;
 mod hosts;
@@ -58,6 +62,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 
+pub use fleet::{Fleet, FleetTrust};
 pub use registry::RegistryRecord;
 pub use state::StoreRequest;
 
@@ -103,6 +108,11 @@ impl<S: Store> Gateway<S> {
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
+    }
+
+    /// The store, for the records of the fleet.
+    pub(crate) fn store(&self) -> Arc<S> {
+        Arc::clone(&self.store)
     }
 
     /// For tests: a shorter agent timeout.

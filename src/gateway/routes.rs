@@ -43,6 +43,13 @@ pub enum ApiCall {
     Tell,
     AgentLogs,
     AgentFigures,
+    RenewCertificate,
+    /// An agent exchanges a join token for a certificate.
+    Enroll,
+    JoinTokens,
+    CreateJoinToken,
+    RevokeJoinToken,
+    RevokeHost,
     Health,
     Ready,
     Metrics,
@@ -59,6 +66,8 @@ pub enum RouteAccess {
     Everywhere,
     /// An agent, for its hosts.
     Agent,
+    /// An agent with a join token.
+    JoinToken,
 }
 
 impl ApiCall {
@@ -68,7 +77,13 @@ impl ApiCall {
             ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
                 RouteAccess::Agent
             }
+            ApiCall::RenewCertificate => RouteAccess::Agent,
+            ApiCall::Enroll => RouteAccess::JoinToken,
             ApiCall::State | ApiCall::Tasks | ApiCall::Hosts => RouteAccess::Everywhere,
+            ApiCall::JoinTokens
+            | ApiCall::CreateJoinToken
+            | ApiCall::RevokeJoinToken
+            | ApiCall::RevokeHost => RouteAccess::Everywhere,
             ApiCall::Register
             | ApiCall::Update
             | ApiCall::Unregister
@@ -104,6 +119,8 @@ impl ApiCall {
             | ApiCall::SetGroups
             | ApiCall::Rename => true,
             ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Job(_) | ApiCall::Join => true,
+            ApiCall::Enroll | ApiCall::RenewCertificate => true,
+            ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => true,
             ApiCall::Result(_)
             | ApiCall::JobResult
             | ApiCall::Status { .. }
@@ -115,6 +132,7 @@ impl ApiCall {
             | ApiCall::Watch
             | ApiCall::Logs
             | ApiCall::Hosts
+            | ApiCall::JoinTokens
             | ApiCall::Tasks => false,
             // Controllers and agents write continuously; the audit log omits these.
             ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
@@ -153,6 +171,12 @@ impl ApiCall {
             ApiCall::Tell => "tell",
             ApiCall::AgentLogs => "agent_logs",
             ApiCall::AgentFigures => "agent_figures",
+            ApiCall::RenewCertificate => "renew_certificate",
+            ApiCall::Enroll => "enroll",
+            ApiCall::JoinTokens => "join_tokens",
+            ApiCall::CreateJoinToken => "create_join_token",
+            ApiCall::RevokeJoinToken => "revoke_join_token",
+            ApiCall::RevokeHost => "revoke_host",
             ApiCall::Health => "health",
             ApiCall::Ready => "ready",
             ApiCall::Metrics => "metrics",
@@ -220,6 +244,12 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
     ("POST", "/api/abide/v1/agent/logs", ApiCall::AgentLogs),
     ("POST", "/api/abide/v1/agent/figures", ApiCall::AgentFigures),
+    ("POST", "/api/abide/v1/agent/renew", ApiCall::RenewCertificate),
+    ("POST", "/api/abide/v1/agents/join", ApiCall::Enroll),
+    ("GET", "/api/abide/v1/tokens", ApiCall::JoinTokens),
+    ("POST", "/api/abide/v1/tokens", ApiCall::CreateJoinToken),
+    ("POST", "/api/abide/v1/tokens/revoke", ApiCall::RevokeJoinToken),
+    ("POST", "/api/abide/v1/hosts/revoke", ApiCall::RevokeHost),
     ("GET", "/healthz", ApiCall::Health),
     ("GET", "/readyz", ApiCall::Ready),
     ("GET", "/metrics", ApiCall::Metrics),

@@ -12,7 +12,7 @@ use crate::cli::output::table::{Align, Table};
 use crate::cli::sync_status::statuses;
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract::{ExitDetails, HoldRow, HostEntry, ListedProcess, TargetProcess};
+use crate::contract::{ExitDetails, HoldRow, HostCertificate, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
 use crate::manifest::{self, Limits};
 use crate::model::{Hold, InstanceKey, Pause, Time};
@@ -314,7 +314,7 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
             "fds",
             "threads",
         ],
-        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
+        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "certificate", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
         (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
         (Kind::Holds, _) => &["what", "by", "until", "reason"],
@@ -338,6 +338,7 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Processes, "memory") if let Some(bytes) = row[field].as_f64() => {
             format!("{:.1}MB", bytes / 1e6)
         }
+        (Kind::Hosts, "certificate") => describe_certificate(&row[field]),
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         // Milliseconds in JSON, a time for people.
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),
@@ -348,6 +349,15 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         table.row(fields.iter().map(|field| shown(row, field)).collect());
     }
     table.text()
+}
+
+/// Expiry of a host's certificate.
+fn describe_certificate(certificate: &Value) -> String {
+    match serde_json::from_value::<HostCertificate>(certificate.clone()) {
+        Ok(certificate) if certificate.revoked => "revoked".to_owned(),
+        Ok(certificate) => format!("until {}", visible(&certificate.expires)),
+        Err(_) => "-".to_owned(),
+    }
 }
 
 #[cfg(test)]
