@@ -14,7 +14,7 @@ pub struct HostEntry {
     pub agent: bool,
     /// Version of the agent.
     pub version: Option<String>,
-    /// Time of the last contact.
+    /// Time of the last contact; without a session, the issue of its certificate.
     pub heard: String,
     /// How far the agent's clock is ahead of the gateway's, in milliseconds; `null`: unknown.
     #[serde(default)]

@@ -91,11 +91,7 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Watch => return watch(shared, app, parts).await,
         ApiCall::Logs => return logs(shared, app, parts),
         ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
-        ApiCall::Hosts => {
-            let mut hosts = gateway.list_hosts(parameter(parts, "brief").is_some()).await?;
-            shared.fleet.describe(&mut hosts);
-            serde_json::to_value(hosts)?
-        }
+        ApiCall::Hosts => hosts(shared, parts).await?,
         ApiCall::Tasks => tasks(gateway, app, parameter(parts, "op"), caller).await?,
         ApiCall::State => {
             let answer = state(shared, app, log, body).await?;
@@ -113,6 +109,13 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// Lists hosts with their agents and certificates.
+async fn hosts<S: Store>(shared: &MiddlewareState<S>, parts: &Parts) -> Result<Value, ApiError> {
+    let mut hosts = shared.gateway.list_hosts(parameter(parts, "brief").is_some()).await?;
+    shared.fleet.describe(&mut hosts);
+    Ok(serde_json::to_value(hosts)?)
 }
 
 /// Streams changes until the app's credentials are revoked.

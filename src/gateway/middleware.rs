@@ -19,7 +19,7 @@ use tracing::info;
 use super::agent_calls::agent;
 use super::auth::{App, Authenticator, CallerIdentity, Credentials, body_credentials, identify};
 use super::decode::{parse_body, with_query};
-use super::fleet::{self, AgentGuard, Fleet, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
+use super::fleet::{self, AgentGuard, FleetMembership, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
 use super::handlers::handle;
 use super::reply::{ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, unauthorized};
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
@@ -54,7 +54,7 @@ impl Default for Limits {
 pub(super) struct MiddlewareState<S> {
     pub(super) gateway: Arc<Gateway<S>>,
     pub(super) authenticator: Arc<Authenticator>,
-    pub(super) fleet: Arc<Fleet<S>>,
+    pub(super) fleet: Arc<FleetMembership<S>>,
     pub(super) limits: Limits,
     known: Budget,
     pub(super) agents: Budget,
@@ -73,7 +73,7 @@ pub fn router<S: Store>(
     authenticator: Arc<Authenticator>,
     limits: Limits,
 ) -> Router {
-    let fleet = Arc::new(Fleet::new(gateway.store(), FleetTrust::Disabled));
+    let fleet = Arc::new(FleetMembership::new(gateway.store(), FleetTrust::Disabled));
     router_with_fleet(gateway, authenticator, fleet, limits)
 }
 
@@ -81,7 +81,7 @@ pub fn router<S: Store>(
 pub fn router_with_fleet<S: Store>(
     gateway: Arc<Gateway<S>>,
     authenticator: Arc<Authenticator>,
-    fleet: Arc<Fleet<S>>,
+    fleet: Arc<FleetMembership<S>>,
     limits: Limits,
 ) -> Router {
     let Limits { body_bytes, at_once, .. } = limits;

@@ -62,7 +62,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 
-pub use fleet::{Fleet, FleetTrust};
+pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
 pub use state::StoreRequest;
 

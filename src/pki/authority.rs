@@ -47,7 +47,7 @@ pub enum AuthorityError {
 
 /// Why no certificate is signed.
 #[derive(Debug, thiserror::Error)]
-pub enum RequestError {
+pub enum SigningError {
     #[error("the certificate request is larger than {MAX_REQUEST_BYTES} bytes")]
     TooLarge,
     #[error("the certificate request is not valid")]
@@ -168,14 +168,14 @@ impl Authority {
         request: &str,
         subject: &CertificateSubject,
         now: Time,
-    ) -> Result<IssuedPem, RequestError> {
+    ) -> Result<IssuedPem, SigningError> {
         if request.len() > MAX_REQUEST_BYTES {
-            return Err(RequestError::TooLarge);
+            return Err(SigningError::TooLarge);
         }
-        let request = CertificateSigningRequestParams::from_pem(request).map_err(RequestError::Invalid)?;
+        let request = CertificateSigningRequestParams::from_pem(request).map_err(SigningError::Invalid)?;
         let kinds = [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ED25519];
         if !kinds.contains(&request.public_key.algorithm()) {
-            return Err(RequestError::KeyKind);
+            return Err(SigningError::KeyKind);
         }
         self.sign(&request.public_key, subject, now)
     }
@@ -186,8 +186,8 @@ impl Authority {
         former: &AgentCertificate,
         subject: &CertificateSubject,
         now: Time,
-    ) -> Result<IssuedPem, RequestError> {
-        let key = SubjectPublicKeyInfo::from_der(&former.public_key).map_err(RequestError::Invalid)?;
+    ) -> Result<IssuedPem, SigningError> {
+        let key = SubjectPublicKeyInfo::from_der(&former.public_key).map_err(SigningError::Invalid)?;
         self.sign(&key, subject, now)
     }
 
@@ -196,15 +196,15 @@ impl Authority {
         key: &impl PublicKeyData,
         subject: &CertificateSubject,
         now: Time,
-    ) -> Result<IssuedPem, RequestError> {
+    ) -> Result<IssuedPem, SigningError> {
         if subject.hosts.is_empty() || subject.hosts.len() > MAX_HOSTS {
-            return Err(RequestError::Hosts);
+            return Err(SigningError::Hosts);
         }
         let mut params = CertificateParams::default();
         params.distinguished_name.remove(DnType::CommonName);
         params.distinguished_name.push(DnType::CommonName, subject.agent.as_str());
         for host in &subject.hosts {
-            let name = uri_of_host(host).try_into().map_err(RequestError::Name)?;
+            let name = uri_of_host(host).try_into().map_err(SigningError::Name)?;
             params.subject_alt_names.push(SanType::URI(name));
         }
         params.is_ca = IsCa::ExplicitNoCa;
@@ -213,7 +213,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(fresh_serial());
         set_validity(&mut params, now, subject.life.as_secs());
-        let signed = params.signed_by(key, &self.issuer).map_err(RequestError::Sign)?;
+        let signed = params.signed_by(key, &self.issuer).map_err(SigningError::Sign)?;
         Ok(IssuedPem { facts: AgentCertificate::parse(signed.der())?, pem: signed.pem() })
     }
 }
@@ -268,12 +268,12 @@ mod tests {
         for wrong in ["", "x", &request[..request.len() / 2]] {
             assert!(matches!(
                 authority.sign_request(wrong, &subject(&hosts), now),
-                Err(RequestError::Invalid(_))
+                Err(SigningError::Invalid(_))
             ));
         }
         let huge = format!("{}{request}", "x".repeat(MAX_REQUEST_BYTES));
-        assert!(matches!(authority.sign_request(&huge, &subject(&hosts), now), Err(RequestError::TooLarge)));
-        assert!(matches!(authority.sign_request(&request, &subject(&[]), now), Err(RequestError::Hosts)));
+        assert!(matches!(authority.sign_request(&huge, &subject(&hosts), now), Err(SigningError::TooLarge)));
+        assert!(matches!(authority.sign_request(&request, &subject(&[]), now), Err(SigningError::Hosts)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod files;
 mod join_token;
 
 pub use agent_key::{AgentKey, AgentKeyError};
-pub use authority::{Authority, AuthorityError, AuthorityFiles, CertificateSubject, IssuedPem, RequestError};
+pub use authority::{Authority, AuthorityError, AuthorityFiles, CertificateSubject, IssuedPem, SigningError};
 pub use certificate::{AgentCertificate, CertificateError, MAX_HOSTS};
 pub use files::write_private;
 pub use join_token::JoinToken;

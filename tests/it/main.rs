@@ -40,6 +40,7 @@ mod hostile_platform;
 mod import;
 mod instance_history;
 mod interrupted;
+mod joining;
 mod last_good;
 mod launch;
 mod launch_files;

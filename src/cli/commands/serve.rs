@@ -18,7 +18,7 @@ use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{Fleet, FleetTrust, Gateway, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
@@ -204,7 +204,7 @@ impl RunningGateway {
         let gateway = Arc::new(Gateway::new(store.clone()));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
-        let fleet = Arc::new(Fleet::new(gateway.store(), trust));
+        let fleet = Arc::new(FleetMembership::new(gateway.store(), trust));
         let loaded = fleet.load().await;
         let loaded = loaded.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let followed = Arc::clone(&fleet);

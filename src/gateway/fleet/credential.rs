@@ -146,4 +146,5 @@ impl AgentGuard {
     }
 }
 
-pub(in crate::gateway) const TOKEN_HOST_MISMATCH: &str = "this token is not for these hosts";
+pub(in crate::gateway) const TOKEN_HOST_MISMATCH: &str =
+    "this token or certificate is not known, or not for these hosts";

@@ -2,12 +2,12 @@
 
 use super::pins::revoked_entry;
 use super::records::{HostPin, LiveCertificate, TokenUse};
-use super::{Fleet, MAX_ATTEMPTS, contended, now};
+use super::{FleetMembership, MAX_ATTEMPTS, contended, now};
 use crate::agent_protocol::{CertificateLife, EnrollmentRequest, IssuedCertificate, Join};
 use crate::error_chain::chain;
 use crate::gateway::{ApiError, readable};
 use crate::model::{HostKey, Time};
-use crate::pki::{AgentCertificate, CLOCK_SKEW_SECS, CertificateSubject, IssuedPem, JoinToken, RequestError};
+use crate::pki::{AgentCertificate, CLOCK_SKEW_SECS, CertificateSubject, IssuedPem, JoinToken, SigningError};
 use crate::store::{Seq, Store, Txn, keys};
 
 /// Maximum certificates of a host that have not expired. A further one revokes the oldest.
@@ -15,7 +15,7 @@ const MAX_LIVE: usize = 8;
 /// Maximum characters of an agent's id.
 const MAX_AGENT_CHARS: usize = 64;
 
-impl<S: Store> Fleet<S> {
+impl<S: Store> FleetMembership<S> {
     /// Exchanges a join token for a certificate. The same agent with the same key gets the same certificate again until
     /// the token expires: its first answer may have been lost.
     pub async fn enroll(
@@ -196,7 +196,7 @@ impl<S: Store> Fleet<S> {
     }
 }
 
-fn bad_request(error: RequestError) -> ApiError {
+fn bad_request(error: SigningError) -> ApiError {
     ApiError::BadRequest(chain(&error))
 }
 

@@ -21,6 +21,7 @@ use tracing::warn;
 pub(super) use self::calls::{WRONG_JOIN_TOKEN, app_call, enroll};
 pub(super) use self::credential::{AgentGuard, TOKEN_HOST_MISMATCH};
 pub(super) use self::pins::PinTable;
+use self::records::HostPin;
 use super::ApiError;
 use crate::clock;
 use crate::contract::{HostCertificate, HostEntry};
@@ -45,7 +46,7 @@ pub enum FleetTrust {
 }
 
 /// Join tokens and certificates of a gateway.
-pub struct Fleet<S> {
+pub struct FleetMembership<S> {
     store: Arc<S>,
     trust: FleetTrust,
     pins: PinTable,
@@ -56,19 +57,14 @@ const MAX_ATTEMPTS: usize = 16;
 /// Interval between removals of expired records.
 const GC_INTERVAL: Duration = Duration::from_secs(600);
 
-impl<S: Store> Fleet<S> {
-    pub fn new(store: Arc<S>, trust: FleetTrust) -> Fleet<S> {
+impl<S: Store> FleetMembership<S> {
+    pub fn new(store: Arc<S>, trust: FleetTrust) -> FleetMembership<S> {
         let pins = PinTable::new(&trust);
-        Fleet { store, trust, pins }
+        FleetMembership { store, trust, pins }
     }
 
     pub(super) fn pins(&self) -> &PinTable {
         &self.pins
-    }
-
-    /// Whether any host joined with a certificate.
-    pub fn has_pins(&self) -> bool {
-        self.pins.count() > 0
     }
 
     /// Reads all pins. Must end before the first request: without its pin a host would accept a static token.
@@ -140,16 +136,31 @@ impl<S: Store> Fleet<S> {
         }
     }
 
-    /// Adds the certificates of hosts to their rows.
-    pub(super) fn describe(&self, rows: &mut [HostEntry]) {
-        for row in rows {
-            row.certificate = self.pins.get(&row.host).map(|pin| HostCertificate {
-                expires: Time(pin.not_after).to_string(),
-                serial: pin.serial.clone(),
-                key: pin.key.clone(),
-                revoked: pin.is_revoked(),
-            });
+    /// Adds the certificates of hosts to their rows, and a row for each host that has a certificate and no session.
+    pub(super) fn describe(&self, rows: &mut Vec<HostEntry>) {
+        let mut pins = self.pins.all();
+        for row in &mut *rows {
+            row.certificate = pins.remove(&row.host).as_ref().map(certificate);
         }
+        rows.extend(pins.into_iter().map(|(host, pin)| HostEntry {
+            host,
+            agent: false,
+            version: None,
+            heard: Time(pin.issued).to_string(),
+            clock_skew_ms: None,
+            certificate: Some(certificate(&pin)),
+            processes: None,
+        }));
+        rows.sort_by(|one, other| one.host.cmp(&other.host));
+    }
+}
+
+fn certificate(pin: &HostPin) -> HostCertificate {
+    HostCertificate {
+        expires: Time(pin.not_after).to_string(),
+        serial: pin.serial.clone(),
+        key: pin.key.clone(),
+        revoked: pin.is_revoked(),
     }
 }
 

@@ -85,8 +85,11 @@ impl PinTable {
         self.tables().pins.get(host)?.1.clone()
     }
 
-    pub fn count(&self) -> usize {
-        self.tables().pins.values().filter(|(_, pin)| pin.is_some()).count()
+    /// All pins by host.
+    pub fn all(&self) -> HashMap<HostKey, HostPin> {
+        let tables = self.tables();
+        let pinned = tables.pins.iter().filter_map(|(host, (_, pin))| Some((host.clone(), pin.clone()?)));
+        pinned.collect()
     }
 
     /// Whether a host accepts certificates only.

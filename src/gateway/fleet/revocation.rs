@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use super::pins::revoked_entry;
 use super::records::{HostPin, JoinTokenRecord, RevocationMark};
-use super::{Fleet, MAX_ATTEMPTS, contended, now};
+use super::{FleetMembership, MAX_ATTEMPTS, contended, now};
 use crate::contract::{HostRevocation, Revoked};
 use crate::gateway::{ApiError, readable};
 use crate::model::{HostKey, Time};
 use crate::store::{Seq, Store, Txn, keys};
 
-impl<S: Store> Fleet<S> {
+impl<S: Store> FleetMembership<S> {
     /// Revokes a join token, and the certificates that it was exchanged for.
     pub async fn revoke_token(&self, id: &str, by: &str) -> Result<Revoked, ApiError> {
         for _ in 0..MAX_ATTEMPTS {

@@ -3,7 +3,7 @@
 use tracing::info;
 
 use super::records::JoinTokenRecord;
-use super::{Fleet, now};
+use super::{FleetMembership, now};
 use crate::contract::{CreatedJoinToken, JoinTokenRequest, JoinTokenRow};
 use crate::gateway::{ApiError, readable};
 use crate::model::Time;
@@ -20,7 +20,7 @@ const MAX_FINISHED: usize = 1_000;
 /// How long such a token is listed, in seconds.
 const FINISHED_SECS: u64 = 30 * 86_400;
 
-impl<S: Store> Fleet<S> {
+impl<S: Store> FleetMembership<S> {
     /// Creates a join token. `by`: the app and the user that it names.
     pub async fn create_token(
         &self,
