@@ -268,9 +268,13 @@ fn an_agent_with_a_static_token_joins_without_a_restart_of_its_processes() {
     let fleet = Fleet::start(&[]);
     std::fs::write(fleet.path("token-file"), "token").expect("a file");
     std::fs::create_dir(fleet.path("m")).expect("a folder");
+    std::fs::create_dir(fleet.path("run")).expect("a folder");
     let manifest = Manifest::local("p", fleet.folder.path())
         .identity("user", whoami())
-        .control("start_cmd", "sleep 1000");
+        .control("start_mode", "foreground")
+        .control("start_cmd", "sleep 1000")
+        .monitor("auto_type", 1)
+        .monitor("start_check_secs", 0);
     std::fs::write(fleet.path("m/p.yaml"), manifest.to_string()).expect("a file");
     let _agent = fleet.agent("one", "token-file", "0:127.0.0.1", &[]);
     fleet.wait_connected("0:127.0.0.1");
