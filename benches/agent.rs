@@ -7,7 +7,7 @@
 //!
 //! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the other
 //! user (abide-test, or the system user without rights); `ABIDE_BENCH_ONLY` measures one user alone; `ABIDE_BENCH_IDLE_SECS` is the
-//! duration of the idle phase (20).
+//! duration of the idle phase (70: one sample of each process, by default).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -276,7 +276,7 @@ fn items(host: &Host, op: u32) -> Value {
 
 /// Duration of the idle phase.
 fn idle_secs() -> u64 {
-    std::env::var("ABIDE_BENCH_IDLE_SECS").ok().and_then(|secs| secs.parse().ok()).unwrap_or(20)
+    std::env::var("ABIDE_BENCH_IDLE_SECS").ok().and_then(|secs| secs.parse().ok()).unwrap_or(70)
 }
 
 fn pid_path(here: &Path, nth: usize) -> PathBuf {

@@ -72,7 +72,12 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
                 hosted: Some(true),
                 running: Some(true),
                 owner: Some("default".into()),
-                specs: ObservedSpecs { registered: known.clone(), live: known.clone(), ran: LastRun::Never },
+                specs: ObservedSpecs {
+                    registered: known.clone(),
+                    live: known.clone(),
+                    ran: LastRun::Never,
+                    ..ObservedSpecs::default()
+                },
                 ..ObservedInstance::default()
             };
             rows.push((key.clone(), seen));

@@ -342,6 +342,9 @@ pub struct Report {
     pub pid: Option<u32>,
     /// The spec in effect in the running process; `None`: not running.
     pub live: Option<OwnedSpec>,
+    /// The process was adopted and not restarted since: `live` is the spec of its adoption, not known to be in effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live_spec_unknown: bool,
     /// The last run of a one-shot process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<ReportedRun>,

@@ -2,7 +2,8 @@
 //!
 //! `ABIDE_DIE_AT=NAME` kills the process at the named failpoint. `ABIDE_DIE_AFTER=N` kills it at the Nth step of any kind,
 //! counted from 1; each step is appended to `ABIDE_STEPS_FILE`. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this
-//! process; `ABIDE_CLOCK_SHIFT_FILE` is a file with the shift, which may change.
+//! process; `ABIDE_CLOCK_SHIFT_FILE` is a file with the shift, which may change. `ABIDE_BLOCKED_FILE` is a file with the pids of
+//! processes whose arguments and environment cannot be read: a read of them blocks while the file names the process.
 
 use std::io::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -44,6 +45,19 @@ pub fn clock_shift_ms() -> i64 {
     });
     let text = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(*SHIFT)
+}
+
+/// Blocks while `ABIDE_BLOCKED_FILE` names this process.
+pub fn block_read(pid: u32) {
+    static FILE: LazyLock<Option<std::path::PathBuf>> = LazyLock::new(|| {
+        let file = std::env::var_os("ABIDE_BLOCKED_FILE").filter(|_| cfg!(debug_assertions));
+        file.map(std::path::PathBuf::from)
+    });
+    let Some(file) = &*FILE else { return };
+    let is_named = |text: String| text.split_whitespace().any(|one| one.parse() == Ok(pid));
+    while std::fs::read_to_string(file).is_ok_and(is_named) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }
 
 fn die() {

@@ -1,24 +1,20 @@
 //! Accounts: user, groups, home and shell for the processes and commands of a spec.
 
-use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::LazyLock;
 
+use super::account_cache::{AccountCache, file_stamps};
 use crate::model::Spec;
 
-/// Maximum age of a lookup that is used again. A change of the local files is noticed at once; other sources of accounts,
-/// such as LDAP, are asked this often.
-const MAX_AGE: Duration = Duration::from_secs(1);
-
 /// Why a process cannot run as a user.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum AccountError {
     #[error("the agent's own uid has no user name")]
     NoName,
     #[error("cannot look up user {name:?}: {source}")]
     LookUp { name: String, source: nix::Error },
+    #[error("cannot look up user {name:?}: no answer yet; try again later")]
+    TimedOut { name: String },
     #[error("user {name:?} does not exist on this host")]
     Unknown { name: String },
     #[error("{name:?} is not a valid user name")]
@@ -60,23 +56,13 @@ impl Account {
         }
     }
 
-    /// Looks up an account by its name. A lookup opens several files, so a recent result is used again ([`MAX_AGE`]).
+    /// Looks up an account by its name, within the waits of [`AccountCache`].
     pub fn named(name: &str) -> Result<Account, AccountError> {
-        static RECENT: Mutex<BTreeMap<String, RecentAccount>> = Mutex::new(BTreeMap::new());
-        let recent = || RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let stamps = ["/etc/passwd", "/etc/group"].map(file_stamp);
-        if let Some(known) = recent().get(name).filter(|known| known.is_valid(&stamps)) {
-            return Ok(known.account.clone());
-        }
-        let account = Account::look_up(name)?;
-        let mut recent = recent();
-        recent.retain(|_, known| known.is_valid(&stamps));
-        let known = RecentAccount { account: account.clone(), at: Instant::now(), stamps };
-        recent.insert(name.to_owned(), known);
-        Ok(account)
+        static CACHE: LazyLock<AccountCache> = LazyLock::new(AccountCache::default);
+        CACHE.get(name, file_stamps(), Account::look_up)
     }
 
-    fn look_up(name: &str) -> Result<Account, AccountError> {
+    pub(super) fn look_up(name: &str) -> Result<Account, AccountError> {
         use nix::unistd::{User, getgrouplist};
         let named = || name.to_owned();
         let user = User::from_name(name).map_err(|source| AccountError::LookUp { name: named(), source })?;
@@ -118,26 +104,5 @@ impl Account {
     /// The agent runs as this user itself.
     pub fn is_own(&self) -> bool {
         self.uid == nix::unistd::geteuid().as_raw()
-    }
-}
-
-/// The inode, length and time of a file that defines accounts; `None`: there is no such file.
-type FileStamp = Option<(u64, u64, i64, i64)>;
-
-fn file_stamp(path: &str) -> FileStamp {
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.ino(), meta.len(), meta.ctime(), meta.ctime_nsec()))
-}
-
-/// A lookup, and the state of the local files when it began.
-struct RecentAccount {
-    account: Account,
-    at: Instant,
-    stamps: [FileStamp; 2],
-}
-
-impl RecentAccount {
-    fn is_valid(&self, stamps: &[FileStamp; 2]) -> bool {
-        self.at.elapsed() < MAX_AGE && self.stamps == *stamps
     }
 }

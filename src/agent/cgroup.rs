@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use super::meter::{cpu_limit, mem_limit};
 use crate::model::Spec;
 
+/// Hexadecimal digits of a folder's hash in the name of the agent's group.
+const HASH_DIGITS: usize = 12;
 /// Attempts of an ending agent to remove its groups, and the wait between two attempts.
 const REMOVE_ATTEMPTS: u32 = 10;
 const REMOVE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
@@ -33,11 +35,10 @@ impl Cgroups {
         })?;
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-        // An agent that another agent launched does not create groups inside the group of that launch.
-        let own = own.split("/abide-").next().unwrap_or_default();
+        let own = outermost(own);
         let folder = folder.canonicalize().ok()?;
         let name = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
-        let base = mount.join(own.trim_start_matches('/')).join(format!("abide-{}", &name[..12]));
+        let base = mount.join(own.trim_start_matches('/')).join(format!("abide-{}", &name[..HASH_DIGITS]));
         std::fs::create_dir_all(&base).ok()?;
         // Removes empty groups of an earlier agent. The kernel refuses to remove one that is in use.
         for entry in std::fs::read_dir(&base).ok()?.flatten() {
@@ -61,6 +62,18 @@ impl Cgroups {
         group.limit(cpu_limit(spec), mem_limit(spec));
         Some(group)
     }
+}
+
+/// The part of a group's path before the groups of an agent: an agent that another agent launched does not create groups
+/// inside the group of that launch. A unit may be named `abide-agent.service`: only the name that [`Cgroups`] creates counts.
+fn outermost(own: &str) -> &str {
+    let is_base = |component: &str| {
+        let hash = component.strip_prefix("abide-").unwrap_or_default();
+        hash.len() == HASH_DIGITS && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let bases = own.match_indices('/').map(|(at, _)| at);
+    let mut bases = bases.filter(|at| is_base(own[at + 1..].split('/').next().unwrap_or_default()));
+    bases.next().map_or(own, |at| &own[..at])
 }
 
 /// Removes empty groups when the agent ends. The kernel refuses to remove one that is in use.
@@ -155,22 +168,6 @@ impl Cgroup {
     pub fn kill(&self) -> bool {
         std::fs::write(self.0.join("cgroup.kill"), "1").is_ok()
     }
-
-    /// Kills the remaining members and removes the group, retrying while its last process exits.
-    pub fn clear(self) {
-        if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-            return;
-        }
-        self.kill();
-        tokio::spawn(async move {
-            for _ in 0..50 {
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
-                    return;
-                }
-            }
-        });
-    }
 }
 
 fn number_or_max(number: f64) -> String {
@@ -181,6 +178,20 @@ fn number_or_max(number: f64) -> String {
 mod tests {
     use super::*;
     use crate::model::{Percent, Resource};
+
+    #[test]
+    fn groups_stay_inside_the_unit_of_the_agent() {
+        for (own, outer) in [
+            ("/", "/"),
+            ("/system.slice/abide-agent.service", "/system.slice/abide-agent.service"),
+            ("/a/abide-0123456789ab/launch", "/a"),
+            ("/abide-0123456789ab/launch", ""),
+            ("/a.service/abide-0123456789ab/x/abide-ba9876543210/y", "/a.service"),
+            ("/abide-0123456789abc/abide-0123456789AB", "/abide-0123456789abc/abide-0123456789AB"),
+        ] {
+            assert_eq!(outermost(own), outer, "{own}");
+        }
+    }
 
     #[test]
     fn limits_are_set_only_for_enabled_controllers() {

@@ -145,6 +145,14 @@ async fn session(
     }
 }
 
+/// Sends answers to queries of figures, if there are any.
+fn send_figure_answers(outbox: &Outbox, supervisor: &mut Supervisor) {
+    let answers = supervisor.take_figure_answers();
+    if !answers.is_empty() {
+        tokio::spawn(outbox.send_figures(FiguresUpdate { answers, ..FiguresUpdate::default() }));
+    }
+}
+
 async fn try_session(
     config: &JoinConfig,
     client: &Client,
@@ -179,10 +187,7 @@ async fn try_session(
                     last_received = Instant::now();
                     buffer.extend_from_slice(&bytes);
                     handle_lines(&mut buffer, &mut clock, supervisor).await?;
-                    let answers = supervisor.take_figure_answers();
-                    if !answers.is_empty() {
-                        tokio::spawn(outbox.send_figures(FiguresUpdate { answers, ..FiguresUpdate::default() }));
-                    }
+                    send_figure_answers(&outbox, supervisor);
                 }
             },
             complete = figures.next(), if outbox.takes_figures => {
@@ -207,11 +212,15 @@ async fn try_session(
                 send_task = None;
                 let acknowledged = sent??;
                 supervisor.acknowledged(acknowledged).await?;
+                // Right after a heartbeat of an idle agent: the next one is seconds away.
+                if !busy && outbox.waiting.is_empty() {
+                    super::process::release_code();
+                }
             }
             _ = heartbeat.tick() => {
                 // A burst of work is over.
                 if std::mem::take(&mut busy) {
-                    super::process::release_memory();
+                    crate::malloc::give_freed_back();
                 }
                 if last_received.elapsed() > STREAM_TIMEOUT {
                     return Err(SessionError::Silent);

@@ -7,14 +7,17 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::environment::environment;
+use super::context::AgentContext;
+use super::environment::{LAUNCH_ID_VARIABLE, environment};
 use super::error::LaunchError;
-use super::health::{self, HealthFailure, HealthSettings, Probe, ProbeResult};
+use super::exit_record::probe_id;
+use super::health::{HealthFailure, HealthSettings, Probe, ProbeClient, ProbeResult};
 use super::process::ProcessIdentity;
 use super::sandbox::{LaunchSandbox, MainProcess};
 use super::spawn::{CommandExit, SpecCommand, run};
+use super::tree::ProcessTree;
 use super::user_files::{FileSum, FileWork, Rights, UserFileError, own_sum};
-use crate::agent_protocol::{ConfigState, OwnedSpec};
+use crate::agent_protocol::ConfigState;
 use crate::model::{ConfigFile, InstanceKey, Spec};
 
 /// Delay of the first check after a start.
@@ -29,6 +32,12 @@ const VERSION_CHARS: usize = 100;
 /// Whether the spec has anything to check.
 pub fn has_any(spec: &Spec) -> bool {
     HealthSettings::of(spec).is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
+}
+
+/// Whether a check of the spec runs a command.
+pub fn has_command(spec: &Spec) -> bool {
+    let probe = HealthSettings::of(spec).map(|settings| settings.probe);
+    matches!(probe, Some(Probe::Command(_))) || spec.control.version_cmd.is_some()
 }
 
 /// Why a check command did not succeed.
@@ -56,81 +65,124 @@ pub struct CheckResult {
 /// The last known sum of each file.
 pub type FileSums = HashMap<PathBuf, FileSum>;
 
-/// Runs one check.
-pub async fn run_checks(
-    key: InstanceKey,
-    owned: OwnedSpec,
-    rights: Rights,
-    main: ProcessIdentity,
-    with_version: bool,
-    files: FileSums,
-) -> CheckResult {
-    let spec = &owned.spec;
-    let health = match HealthSettings::of(spec) {
-        Some(settings) => Some(probe(&key, spec, &rights, &main, &settings).await),
-        None => None,
-    };
-    let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
-        // If version_cmd fails, the last known version stays.
-        Some(command) => {
-            run_check_command(&key, spec, &rights, &main, command, CHECK_TIMEOUT).await.ok().map(|text| {
-                text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
-            })
-        }
-        None => None,
-    };
-    let files = sums(&spec.configmap, &rights, files).await;
-    let config = compare(&spec.configmap, |path| files.get(path).map(|(_, _, sum)| sum.clone()));
-    CheckResult { health, version, config, files }
+/// A running process to check.
+pub struct CheckedProcess<'a> {
+    pub shared: &'a AgentContext,
+    pub key: &'a InstanceKey,
+    pub spec: &'a Spec,
+    pub rights: Rights,
+    pub main: ProcessIdentity,
 }
 
-/// Runs the probe of a health check.
-async fn probe(
-    key: &InstanceKey,
-    spec: &Spec,
-    rights: &Rights,
-    main: &ProcessIdentity,
-    settings: &HealthSettings<'_>,
-) -> ProbeResult {
-    match settings.probe {
-        Probe::Command(command) => {
-            let ran = run_check_command(key, spec, rights, main, command, settings.timeout).await;
-            ran.map_err(|error| HealthFailure::of(&error))
+impl CheckedProcess<'_> {
+    /// Runs one check.
+    pub async fn check(&self, with_version: bool, files: FileSums) -> CheckResult {
+        let CheckedProcess { spec, rights, .. } = self;
+        let health = match HealthSettings::of(spec) {
+            Some(settings) => Some(self.probe(&settings).await),
+            None => None,
+        };
+        let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
+            // If version_cmd fails, the last known version stays.
+            Some(command) => self.run_command(command, CHECK_TIMEOUT).await.ok().map(|text| {
+                text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
+            }),
+            None => None,
+        };
+        let files = sums(&spec.configmap, rights, files).await;
+        let config = compare(&spec.configmap, |path| files.get(path).map(|(_, _, sum)| sum.clone()));
+        CheckResult { health, version, config, files }
+    }
+
+    /// Runs the probe of a health check.
+    async fn probe(&self, settings: &HealthSettings<'_>) -> ProbeResult {
+        let client = ProbeClient {
+            uid: self.rights.account().uid(),
+            policy: &self.shared.policy,
+            timeout: settings.timeout,
+        };
+        match settings.probe {
+            Probe::Command(command) => {
+                let ran = self.run_command(command, settings.timeout).await;
+                ran.map_err(|error| HealthFailure::of(&error))
+            }
+            Probe::Http(url) => {
+                let response = client.request(url).await?;
+                // The secrets are read only if there is a text to mask.
+                let secrets = match response.has_body() {
+                    true => environment(self.spec, &self.rights, &[]).await.ok().map(|env| env.secrets),
+                    false => None,
+                };
+                response.result(secrets.as_ref())
+            }
+            Probe::Tcp(address) => client.connect(address).await,
         }
-        Probe::Http(url) => {
-            let response = health::probe_http(rights.account().uid(), url, settings.timeout).await?;
-            // The secrets are read only if there is a text to mask.
-            let secrets = match response.has_body() {
-                true => environment(spec, rights, &[]).await.ok().map(|env| env.secrets),
-                false => None,
-            };
-            response.result(secrets.as_ref())
+    }
+
+    /// Runs a check command, and ends its whole tree. Returns its output, or the reason of its failure.
+    async fn run_command(&self, command: &str, time: Duration) -> Result<String, CheckError> {
+        let CheckedProcess { shared, key, spec, rights, main } = self;
+        let id = probe_id(main);
+        let variables = [
+            ("ABIDE_INSTANCE", key.to_string()),
+            ("ABIDE_PID", main.pid.to_string()),
+            (LAUNCH_ID_VARIABLE, id.clone()),
+        ];
+        let env = environment(spec, rights, &variables).await?;
+        let folder = Path::new(&spec.identity.setup_path);
+        let secrets = env.secrets.clone();
+        let main = MainProcess { identity: main, live: spec };
+        let sandbox = LaunchSandbox::of_command(spec, rights, Some(main)).await.map_err(LaunchError::from)?;
+        let program = SpecCommand { command, folder, rights, env, time, sandbox };
+        let group = shared.groups.make(&id, spec);
+        let guard = CommandGuard(Some(ProcessTree::of_command(&id, group.clone(), rights.account().uid())));
+        let ended = run(program, None, group).await;
+        guard.end().await;
+        let (ended, output) = ended?;
+        match ended {
+            CommandExit::Success => Ok(output.tail(&secrets)),
+            CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),
+            CommandExit::TimedOut(_) => Err(CheckError::TimedOut { time }),
         }
-        Probe::Tcp(address) => health::probe_tcp(rights.account().uid(), address, settings.timeout).await,
     }
 }
 
-/// Runs a check command. Returns its output, or the reason of its failure.
-async fn run_check_command(
-    key: &InstanceKey,
-    spec: &Spec,
-    rights: &Rights,
-    main: &ProcessIdentity,
-    command: &str,
-    time: Duration,
-) -> Result<String, CheckError> {
-    let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", main.pid.to_string())];
-    let env = environment(spec, rights, &variables).await?;
-    let folder = Path::new(&spec.identity.setup_path);
-    let secrets = env.secrets.clone();
-    let main = MainProcess { identity: main, live: spec };
-    let sandbox = LaunchSandbox::of_command(spec, rights, Some(main)).await.map_err(LaunchError::from)?;
-    let program = SpecCommand { command, folder, rights, env, time, sandbox };
-    let (ended, output) = run(program, None, None).await?;
-    match ended {
-        CommandExit::Success => Ok(output.tail(&secrets)),
-        CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),
-        CommandExit::TimedOut(_) => Err(CheckError::TimedOut { time }),
+/// Ends the processes of a check command: after its end, or when its check is aborted.
+struct CommandGuard(Option<ProcessTree>);
+
+impl CommandGuard {
+    async fn end(mut self) {
+        if let Some(tree) = &self.0 {
+            tree.end_leftovers().await;
+        }
+        self.0 = None;
+    }
+}
+
+impl Drop for CommandGuard {
+    fn drop(&mut self) {
+        if let (Some(tree), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { tree.end(Duration::ZERO).await });
+        }
+    }
+}
+
+/// A check in a task of its own, which is aborted when this is dropped: a check of an ended process has no result.
+pub struct CheckTask(tokio::task::JoinHandle<CheckResult>);
+
+impl CheckTask {
+    pub fn spawn(check: impl Future<Output = CheckResult> + Send + 'static) -> CheckTask {
+        CheckTask(tokio::spawn(check))
+    }
+
+    pub async fn result(&mut self) -> CheckResult {
+        (&mut self.0).await.unwrap_or_default()
+    }
+}
+
+impl Drop for CheckTask {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -10,7 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::proc_scan;
 use super::process::{ProcessHandle, ProcessIdentity, boot_id};
+use super::process_table::{ProcessTable, ScannedProcess};
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
@@ -74,14 +76,6 @@ impl ExitRecords {
         }
     }
 
-    /// The pid that the recording shell wrote, also after its end. The user of the shell can forge it.
-    pub fn shell_pid(&self, id: &str) -> Option<u32> {
-        let mut bytes = Vec::new();
-        File::open(self.path(id)).ok()?.take(MAX_RECORD_BYTES).read_to_end(&mut bytes).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
-        text.split_once('\n')?.0.strip_prefix("pid ")?.trim().parse().ok()
-    }
-
     pub fn code(&self, id: &str) -> Option<i32> {
         match self.read(id) {
             ExitRecord::Ended(code) => Some(code),
@@ -99,8 +93,14 @@ impl ExitRecords {
     }
 
     /// Whether a process has the record open, so that the command may still begin: a child of a killed agent has it open
-    /// before it executes the recording shell, and a slow file system can delay that. Opens no file of another process.
-    pub fn is_open(&self, id: &str) -> bool {
+    /// before it executes the recording shell, and a slow file system can delay that. Opens no file of another process. True
+    /// also if the processes of this host are unknown.
+    pub async fn is_open(&self, id: &str) -> bool {
+        let (records, id) = (self.clone(), id.to_owned());
+        proc_scan::run(move || records.has_opener(&id)).await.unwrap_or(true)
+    }
+
+    fn has_opener(&self, id: &str) -> bool {
         let (Ok(record), Ok(processes)) = (self.path(id).canonicalize(), std::fs::read_dir("/proc")) else {
             return false;
         };
@@ -154,6 +154,16 @@ pub fn hook_id(launch_id: &str) -> String {
     format!("hook-{}", boot_scoped_id(launch_id))
 }
 
+/// The launch id of the check commands of a process. They have no record.
+pub fn probe_id(main: &ProcessIdentity) -> String {
+    format!("probe-{}", boot_scoped_id(&format!("{} {}", main.pid, main.started)))
+}
+
+/// Whether a launch id is that of a command, and not of the process of an instance.
+pub fn is_command_id(launch_id: &str) -> bool {
+    ["command-", "start-", "hook-", "probe-"].iter().any(|kind| launch_id.starts_with(kind))
+}
+
 /// Why the exit record of a command cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitRecordError {
@@ -163,6 +173,10 @@ pub enum ExitRecordError {
     Stuck,
     #[error("cannot read the exit record {id} of this command")]
     Unreadable { id: String },
+    #[error(
+        "outcome unknown: the command and the agent were killed before the exit code was recorded; it is not run again"
+    )]
+    OutcomeUnknown,
 }
 
 /// Waits until a launched shell has written its pid. `Empty`: no shell was launched.
@@ -182,25 +196,39 @@ pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitReco
             return Err(ExitRecordError::Stuck);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        may_begin = is_in_any_environment(id) || records.is_open(id);
+        may_begin = is_in_any_environment(id).await || records.is_open(id).await;
     }
+}
+
+/// Waits for the processes of a command whose recording shell was killed, at most `time`. `false`: some are still alive.
+///
+/// They are in the session of the shell. A daemon that the command started has left it, and is not waited for. A process of
+/// that session that cannot be read may belong to the command.
+pub async fn wait_for_orphans(id: &str, shell: u32, time: Duration) -> bool {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let begun = tokio::time::Instant::now();
+    let is_orphan = |process: &ScannedProcess| {
+        let may_have_record = process.is_unreadable() || process.record() == Some(id);
+        process.stat.session == shell && process.stat.is_alive() && may_have_record
+    };
+    let has_orphan = |table: &ProcessTable| table.iter().any(|(_, process)| is_orphan(process));
+    while ProcessTable::current().await.map_or(true, |table| has_orphan(&table)) {
+        if begun.elapsed() > time {
+            return false;
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+    true
 }
 
 /// The environment variable with the record id of a recorded command.
 pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
-/// Whether the environment of any process contains the record id.
-fn is_in_any_environment(id: &str) -> bool {
-    let entry = format!("{RECORD_VARIABLE}={id}");
-    let Ok(folder) = std::fs::read_dir("/proc") else { return false };
-    let pids = folder
-        .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
-    let carries = |path: PathBuf| {
-        let environment = std::fs::read(path).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
-    };
-    pids.into_iter().any(|pid| carries(pid.path().join("environ")))
+/// Whether the environment of a process contains the record id. A process that cannot be read has the record open
+/// ([`ExitRecords::is_open`]) if it runs the command.
+async fn is_in_any_environment(id: &str) -> bool {
+    let has_record = |table: &ProcessTable| table.iter().any(|(_, process)| process.record() == Some(id));
+    ProcessTable::current().await.map_or(true, |table| has_record(&table))
 }
 
 /// Kills a recording shell and its process group.

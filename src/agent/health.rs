@@ -3,6 +3,7 @@
 //! A process is Starting until its first successful probe or the end of its start period. After that, a number of failures
 //! in a row makes it Degraded, and one success makes it Healthy again. The state is a pure function of the results.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,6 +11,7 @@ use tokio::net::TcpStream;
 
 use super::masking::SecretTexts;
 use super::name_lookup::resolve;
+use super::policy::HostPolicy;
 use crate::error_chain::chain;
 use crate::model::{Health, HealthCheck, Monitor, Spec, SpecSection};
 
@@ -133,21 +135,88 @@ impl HealthState {
     }
 }
 
-/// Connects to `HOST:PORT`. `uid`: the user of the spec, whose lookups are bounded.
-pub async fn probe_tcp(uid: u32, address: &str, timeout: Duration) -> ProbeResult {
-    match tokio::time::timeout(timeout, connect(uid, address)).await {
-        Ok(Ok(_)) => Ok(format!("{address} accepts connections")),
-        Ok(Err(error)) => Err(HealthFailure::new(format!("cannot connect to {address}: {error}"))),
-        Err(_) => Err(HealthFailure::new(format!(
-            "cannot connect to {address}: timed out after {} s",
-            timeout.as_secs()
-        ))),
+/// The connections of a probe.
+pub struct ProbeClient<'a> {
+    /// The user of the spec, whose lookups are bounded.
+    pub uid: u32,
+    /// Bounds the addresses.
+    pub policy: &'a HostPolicy,
+    pub timeout: Duration,
+}
+
+impl ProbeClient<'_> {
+    /// Connects to `HOST:PORT`.
+    pub async fn connect(&self, address: &str) -> ProbeResult {
+        match tokio::time::timeout(self.timeout, self.open(address)).await {
+            Ok(Ok(_)) => Ok(format!("{address} accepts connections")),
+            Ok(Err(error)) => Err(HealthFailure::new(format!("cannot connect to {address}: {error}"))),
+            Err(_) => Err(HealthFailure::new(format!(
+                "cannot connect to {address}: timed out after {} s",
+                self.timeout.as_secs()
+            ))),
+        }
+    }
+
+    /// Connects to one of the addresses that were checked: a second lookup could give others.
+    async fn open(&self, address: &str) -> std::io::Result<TcpStream> {
+        let found = resolve(self.uid, address).await?;
+        let allowed = self.policy.probe_addresses(address, found);
+        let allowed = allowed.map_err(|refused| std::io::Error::new(ErrorKind::PermissionDenied, refused))?;
+        TcpStream::connect(&*allowed).await
+    }
+
+    /// Requests a URL. Redirects are not followed; they count as success.
+    pub async fn request(&self, url: &str) -> Result<HttpResponse, HealthFailure> {
+        let Some(rest) = url.strip_prefix("http://") else {
+            return Err(HealthFailure::new(format!("{url} is not an http:// URL")));
+        };
+        if HealthCheck::has_forbidden(rest) {
+            return Err(HealthFailure::new("the URL contains a space or a control character"));
+        }
+        let (authority, path) = split_authority(rest);
+        let address = with_port(authority);
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+        let path = path.split('#').next().unwrap_or_default();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: abide\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+        );
+        let mut response = Vec::new();
+        let exchange = async {
+            let mut stream = self.open(&address).await?;
+            stream.write_all(request.as_bytes()).await?;
+            let mut rest = stream.take(RESPONSE_BYTES as u64);
+            // A success needs no body: the server may keep the connection open, or send without end.
+            while rest.read_buf(&mut response).await? > 0 && !is_success(&response) {}
+            std::io::Result::Ok(())
+        };
+        let ended = tokio::time::timeout(self.timeout, exchange).await;
+        match ended {
+            // A response that breaks off, or does not end, after its status line still has a status.
+            _ if status(&response).is_some() => parse_response(url, &response),
+            Ok(Ok(())) => parse_response(url, &response),
+            Ok(Err(error)) => Err(HealthFailure::new(format!("cannot request {url}: {error}"))),
+            Err(_) => Err(HealthFailure::new(format!(
+                "cannot request {url}: timed out after {} s",
+                self.timeout.as_secs()
+            ))),
+        }
     }
 }
 
-async fn connect(uid: u32, address: &str) -> std::io::Result<TcpStream> {
-    let addresses = resolve(uid, address).await?;
-    TcpStream::connect(&*addresses).await
+/// The `HOST:PORT` of an http:// URL.
+pub fn http_address(url: &str) -> Option<String> {
+    Some(with_port(split_authority(url.strip_prefix("http://")?).0))
+}
+
+fn split_authority(rest: &str) -> (&str, &str) {
+    rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at))
+}
+
+fn with_port(authority: &str) -> String {
+    match authority.rsplit_once(':') {
+        Some((_, port)) if !port.ends_with(']') => authority.to_owned(),
+        _ => format!("{authority}:80"),
+    }
 }
 
 /// The response to an HTTP probe: its status, and the begin of its body.
@@ -157,45 +226,6 @@ pub struct HttpResponse {
     body: Vec<u8>,
     /// The end of the body was not read.
     is_cut: bool,
-}
-
-/// Requests a URL. Redirects are not followed; they count as success.
-pub async fn probe_http(uid: u32, url: &str, timeout: Duration) -> Result<HttpResponse, HealthFailure> {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return Err(HealthFailure::new(format!("{url} is not an http:// URL")));
-    };
-    if HealthCheck::has_forbidden(rest) {
-        return Err(HealthFailure::new("the URL contains a space or a control character"));
-    }
-    let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
-    let address = match authority.rsplit_once(':') {
-        Some((_, port)) if !port.ends_with(']') => authority.to_owned(),
-        _ => format!("{authority}:80"),
-    };
-    let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-    let path = path.split('#').next().unwrap_or_default();
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: abide\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-    );
-    let mut response = Vec::new();
-    let exchange = async {
-        let mut stream = connect(uid, &address).await?;
-        stream.write_all(request.as_bytes()).await?;
-        let mut rest = stream.take(RESPONSE_BYTES as u64);
-        // A success needs no body: the server may keep the connection open, or send without end.
-        while rest.read_buf(&mut response).await? > 0 && !is_success(&response) {}
-        std::io::Result::Ok(())
-    };
-    let ended = tokio::time::timeout(timeout, exchange).await;
-    match ended {
-        // A response that breaks off, or does not end, after its status line still has a status.
-        _ if status(&response).is_some() => parse_response(url, &response),
-        Ok(Ok(())) => parse_response(url, &response),
-        Ok(Err(error)) => Err(HealthFailure::new(format!("cannot request {url}: {error}"))),
-        Err(_) => {
-            Err(HealthFailure::new(format!("cannot request {url}: timed out after {} s", timeout.as_secs())))
-        }
-    }
 }
 
 /// The status of a response whose status line is complete.
@@ -348,8 +378,9 @@ mod tests {
     async fn probes_reach_real_listeners() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
-        let second = Duration::from_secs(1);
-        assert!(probe_tcp(0, &address, second).await.is_ok());
+        let policy = HostPolicy::default();
+        let client = ProbeClient { uid: 0, policy: &policy, timeout: Duration::from_secs(1) };
+        assert!(client.connect(&address).await.is_ok());
         let serve = async {
             let mut open = Vec::new();
             loop {
@@ -368,15 +399,15 @@ mod tests {
         let probe = async {
             let url = format!("http://{address}/healthz?full");
             let none = SecretTexts::default();
-            let fine = probe_http(0, &url, second).await.expect("a response");
+            let fine = client.request(&url).await.expect("a response");
             assert_eq!(fine.result(Some(&none)), Ok("HTTP 200: fine".to_owned()));
-            let other = probe_http(0, &format!("http://{address}"), second).await.expect("a response");
+            let other = client.request(&format!("http://{address}")).await.expect("a response");
             assert_eq!(other.result(Some(&none)), Err(HealthFailure::new("HTTP 500")));
             let injected = format!("http://{address}/ HTTP/1.1\r\nX-Injected: 1\r\n");
-            assert!(probe_http(0, &injected, second).await.is_err());
+            assert!(client.request(&injected).await.is_err());
         };
         tokio::select! { () = serve => {}, () = probe => {} }
         // Port 1 is privileged, so no other test listens there.
-        assert!(probe_tcp(0, "127.0.0.1:1", second).await.is_err());
+        assert!(client.connect("127.0.0.1:1").await.is_err());
     }
 }

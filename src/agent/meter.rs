@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::cgroup::Cgroup;
 use super::figures::tree_usage::MeasuredTree;
+use super::proc_scan::ScanError;
 use crate::model::{Percent, Spec};
 
 /// Interval between two samples.
@@ -138,9 +139,10 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Takes a sample: CPU share since the last sample (0 for the first one), and the current memory share.
-    pub fn sample(&mut self, tree: &MeasuredTree) -> HostShare {
-        let usage = tree.usage(None).unwrap_or_default();
+    /// Takes a sample: CPU share since the last sample (0 for the first one), and the current memory share. An error: the
+    /// usage is unknown, and no sample was taken.
+    pub async fn sample(&mut self, tree: &MeasuredTree) -> Result<HostShare, ScanError> {
+        let usage = tree.current_usage().await?.unwrap_or_default();
         // The group also counts members that ended.
         let secs = tree.group().and_then(Cgroup::cpu_secs).unwrap_or(usage.cpu_secs());
         let mem = usage.bytes as f64 / memory() as f64 * 100.0;
@@ -151,7 +153,7 @@ impl Meter {
             }
             Some(_) | None => 0.0,
         };
-        HostShare { cpu, mem }
+        Ok(HostShare { cpu, mem })
     }
 }
 
@@ -241,18 +243,18 @@ mod tests {
         assert_eq!(victim::<u8>(&[], true), None);
     }
 
-    #[test]
-    fn the_tests_own_tree_is_measured() {
+    #[tokio::test]
+    async fn the_tests_own_tree_is_measured() {
         let mut meter = Meter::default();
         let tree = MeasuredTree::of_pid(std::process::id()).expect("this process");
-        let first = meter.sample(&tree);
+        let first = meter.sample(&tree).await.expect("a scan");
         assert!(first.mem > 0.0 && first.cpu == 0.0, "{first:?}");
         let begin = Instant::now();
         let mut sum = 0u64;
         while begin.elapsed() < Duration::from_millis(60) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        let second = meter.sample(&tree);
+        let second = meter.sample(&tree).await.expect("a scan");
         assert!(second.cpu > 0.0 && second.cpu < 200.0, "{second:?}");
     }
 }

@@ -27,7 +27,8 @@
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
 //!
-//! The unit of supervision is the process tree of a launch ([`tree`]). Each launch has its own control group where possible
+//! The unit of supervision is the process tree of a launch ([`tree`]), found in a scan of all processes ([`process_table`]).
+//! Scans run on worker threads ([`proc_scan`]): a process that cannot be read delays no other one. Each launch has its own control group where possible
 //! ([`cgroup`]), so that its whole tree is counted and can be killed. Resource limits are enforced by sampling ([`meter`],
 //! [`pools`]); health, version and configuration files are checked periodically ([`checks`]). One task samples the
 //! [`figures`] of all instances; an instance without limits and checks causes no other periodic work. Orphaned descendants
@@ -40,6 +41,7 @@
 //! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
 
 mod account;
+mod account_cache;
 mod cgroup;
 mod channel;
 mod checks;
@@ -53,6 +55,7 @@ mod figures;
 mod file_limit;
 mod health;
 mod instance;
+mod launch_mark;
 mod log_writer;
 mod logs;
 mod masking;
@@ -66,7 +69,10 @@ mod permits;
 mod policy;
 mod pools;
 mod precheck;
+mod probe_targets;
+mod proc_scan;
 mod process;
+mod process_table;
 mod reaper;
 mod recovery;
 mod restart_policy;
@@ -102,11 +108,12 @@ pub use precheck::{RefusedInstance, left_running, refused_instances};
 use self::cgroup::Cgroups;
 use self::context::{AgentContext, ResourceTables};
 use self::exit_record::ExitRecords;
-use self::instance::{InstanceCommand, InstanceTask};
+use self::instance::{CommandSender, InstanceCommand, InstanceTask, command_queue};
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
-use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
+use self::process::{LaunchedProcess, ProcessHandle};
+use self::process_table::ProcessTable;
 use self::recovery::{RecoveredState, Resumption};
 use self::run_output::RunOutputs;
 use self::state::{InstanceState, load_all, load_readable, result_key};
@@ -126,7 +133,7 @@ const MAX_CHECKS_PER_USER: usize = 32;
 
 /// The instance tasks of an agent, and the operations that it has received.
 pub struct Supervisor {
-    instances: HashMap<InstanceKey, mpsc::UnboundedSender<InstanceCommand>>,
+    instances: HashMap<InstanceKey, CommandSender>,
     /// Operations that are in flight or ran. The gateway may send them again.
     oplog: OpLog,
     /// Newest lease generation per owner.
@@ -209,7 +216,7 @@ impl Supervisor {
         };
         let count = states.len();
         if states.is_empty() && supervisor.fences.is_empty() {
-            let found = launched_processes();
+            let found: Vec<LaunchedProcess> = ProcessTable::wait_for_current().await.launched().collect();
             if !found.is_empty() {
                 info!(
                     processes = found.len(),
@@ -256,11 +263,11 @@ impl Supervisor {
         state: InstanceState,
         handle: Option<ProcessHandle>,
         resumption: Option<Resumption>,
-    ) -> &mpsc::UnboundedSender<InstanceCommand> {
-        let (send, commands) = mpsc::unbounded_channel();
+    ) -> &CommandSender {
+        let (send, commands) = command_queue();
         let mut task = InstanceTask::new(instance.clone(), state, handle, Arc::clone(&self.shared));
         task.progress.resumption = resumption.map(Box::new);
-        tokio::spawn(task.run(commands));
+        tokio::spawn(Box::new(task).run(commands));
         self.instances.entry(instance).insert_entry(send).into_mut()
     }
 
@@ -269,20 +276,20 @@ impl Supervisor {
             Some(sender) => sender,
             None => self.spawn_instance(instance.clone(), InstanceState::default(), None, None),
         };
-        let _ = sender.send(command);
+        sender.send(command);
     }
 
     /// Reports all instances: the gateway may have missed reports while the agent was disconnected.
     pub fn report_all(&self) {
         for sender in self.instances.values() {
-            let _ = sender.send(InstanceCommand::Report);
+            sender.send(InstanceCommand::Report);
         }
     }
 
     /// Lets all instances recompute their timers.
     fn wake_all(&self) {
         for sender in self.instances.values() {
-            let _ = sender.send(InstanceCommand::Wake);
+            sender.send(InstanceCommand::Wake);
         }
     }
 
@@ -332,8 +339,7 @@ impl Supervisor {
             ToAgent::Synced { .. } => {
                 let Some(unclaimed) = &self.unclaimed else { return };
                 for sender in self.instances.values() {
-                    let _ = sender
-                        .send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
+                    sender.send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
                 }
             }
             ToAgent::Groups { host, namespace, groups } => match namespace.parse() {
@@ -350,7 +356,7 @@ impl Supervisor {
                 }
             }
             ToAgent::Measure { id, instance } => {
-                self.figure_answers.push(self.shared.resources.figures.answer(id, &instance));
+                self.figure_answers.push(self.shared.resources.figures.answer(id, &instance).await);
             }
             ToAgent::Op(request) => self.operation(*request, age_ms).await,
             ToAgent::ReadLog(read) => self.log_reads.begin(*read),
@@ -402,7 +408,7 @@ impl Supervisor {
         };
         match self.instances.remove(from) {
             Some(sender) => {
-                let _ = sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
+                sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
                 self.instances.insert(instance, sender);
             }
             // Already renamed, or unknown to this agent: only the registered spec changes.

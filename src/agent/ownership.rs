@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::account::Account;
 use super::cgroup::Cgroup;
+use super::proc_scan::{self, ScanError};
 use super::process::{
     LaunchedProcess, ProcessHandle, ProcessIdentity, boot_id, is_before_exec, parent, runs_program, uids,
 };
@@ -19,6 +20,7 @@ use super::tree::{LaunchRecord, LaunchTraces, ProcessTree};
 use super::user_files::{FileWork, PidEntry, Rights, UserFileError};
 use crate::model::{InstanceKey, Spec};
 use crate::permissions::{PermissionError, refuse_changeable, user_name};
+use crate::proc::UnreadableProcess;
 
 /// Why a process is not claimed or adopted.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +32,10 @@ pub enum OwnershipError {
     NotNamed(String),
     #[error("cannot tell whether the process runs: {0}")]
     Unknown(#[source] Box<OwnershipError>),
+    #[error("process {pid} cannot be read: {source}")]
+    Unreadable { pid: u32, source: UnreadableProcess },
+    #[error("process {pid} cannot be read: {source}")]
+    Scan { pid: u32, source: ScanError },
     #[error("process {0} is gone")]
     Gone(u32),
     #[error("process {pid} does not run {program}")]
@@ -85,8 +91,8 @@ pub struct LaunchEvidence<'a> {
 }
 
 impl LaunchEvidence<'_> {
-    /// Whether a process that the launch or its command has started is alive.
-    fn has_new_process(&self, spec: &Spec, rights: &Rights) -> bool {
+    /// Whether a process that the launch or its command has started is alive, or may be.
+    async fn has_new_process(&self, rights: &Rights) -> bool {
         // A command that replaces the process runs in its launch, next to older processes.
         let since = if self.replaces.is_some() { self.since } else { 0 };
         let is_new = |identity: &ProcessIdentity| identity.started >= since && !identity.is_claimed();
@@ -99,10 +105,11 @@ impl LaunchEvidence<'_> {
             launch_id: self.launch_id.to_owned(),
             group: None,
             uid: Some(rights.account().uid()),
-            program: spec.identity.proc_name.clone(),
-            traces: LaunchTraces { since: self.since, ..LaunchTraces::default() },
+            traces: LaunchTraces::default(),
         });
-        tree.members().iter().any(is_new)
+        tree.members()
+            .await
+            .map_or(true, |members| members.unknown.is_some() || members.known.iter().any(is_new))
     }
 }
 
@@ -152,13 +159,25 @@ pub(super) async fn pid_file_process(spec: &Spec, rights: &Rights) -> PidFilePro
     let Some(identity) = ProcessIdentity::of(pid).filter(ProcessIdentity::is_current) else {
         return PidFileProcess::Missing(OwnershipError::Gone(pid));
     };
-    match runs_program(pid, &spec.identity.proc_name) {
-        true => PidFileProcess::Found(identity),
-        false => {
+    let program = spec.identity.proc_name.clone();
+    match read_process(pid, move |pid| runs_program(pid, &program)).await {
+        Ok(true) => PidFileProcess::Found(identity),
+        Ok(false) => {
             let program = spec.identity.proc_name.clone();
             PidFileProcess::Missing(OwnershipError::OtherProgram { pid, program })
         }
+        Err(error) => PidFileProcess::Unknown(error),
     }
+}
+
+/// Reads the arguments or the environment of a process on a worker thread.
+async fn read_process<T: Send + 'static>(
+    pid: u32,
+    read: impl FnOnce(u32) -> Result<T, UnreadableProcess> + Send + 'static,
+) -> Result<T, OwnershipError> {
+    let read = proc_scan::run(move || read(pid)).await;
+    let read = read.map_err(|source| OwnershipError::Scan { pid, source })?;
+    read.map_err(|source| OwnershipError::Unreadable { pid, source })
 }
 
 /// Opens a handle on a process that passed a check, unless the pid was reused or another instance holds the process.
@@ -181,7 +200,7 @@ pub async fn claim_launched(
         return Err(OwnershipError::BeforeRestart(identity.pid));
     }
     let handle = claim_process(&identity)?;
-    let proof = match prove_launch(&identity, rights.account(), evidence)? {
+    let proof = match prove_launch(&identity, rights.account(), evidence).await? {
         ProofStrength::Proven(proof) => proof,
         ProofStrength::Descends(proof) => {
             refuse_foreign_claim(&identity, spec, rights).await?;
@@ -212,7 +231,7 @@ pub async fn claim_member(
 /// Whether a launch may still become the process that its pid file should name: the named process has not called `execve`,
 /// or a process of the launch has yet to write the pid file. A stale pid file may name an ended or unrelated process.
 pub async fn may_still_start(spec: &Spec, rights: &Rights, evidence: &LaunchEvidence<'_>) -> bool {
-    if evidence.has_new_process(spec, rights) {
+    if evidence.has_new_process(rights).await {
         return true;
     }
     match rights.read_pid_file(&spec.identity.pid_path).await {
@@ -250,7 +269,7 @@ async fn refuse_foreign_claim(
     }
 }
 
-fn prove_launch(
+async fn prove_launch(
     identity: &ProcessIdentity,
     account: &Account,
     evidence: &LaunchEvidence<'_>,
@@ -270,7 +289,7 @@ fn prove_launch(
     // Only root and the account's own processes can read the launch id. A process that dropped privileges needs another
     // proof.
     let own = uids(pid).is_some_and(|ids| ids[0] == account.uid());
-    let launch_id = LaunchedProcess::of(pid).map(|launched| launched.launch_id);
+    let launch_id = read_process(pid, LaunchedProcess::of).await?.map(|launched| launched.launch_id);
     let replaced_id = replaced.map(|run| run.incarnation.as_str()).filter(|id| !id.is_empty());
     match launch_id.as_deref() {
         Some(id) if id == evidence.launch_id && own && is_new => {
@@ -328,7 +347,7 @@ fn descends(
     None
 }
 
-/// The pid of a process under a daemon's identity that this agent neither launched nor adopted. The agent reports it and
+/// The pid of a process under a declared identity that this agent neither launched nor adopted. The agent reports it and
 /// opens no handle on it: only adoption does.
 ///
 /// An error: it is unknown whether one runs.
@@ -349,7 +368,9 @@ pub async fn find_orphan(
     rights: &Rights,
 ) -> Result<Option<(ProcessHandle, String)>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
-    let launched = LaunchedProcess::of(identity.pid).filter(|launched| launched.instance == key.to_string());
+    let unknown = |error| OwnershipError::Unknown(Box::new(error));
+    let launched = read_process(identity.pid, LaunchedProcess::of).await.map_err(unknown)?;
+    let launched = launched.filter(|launched| launched.instance == key.to_string());
     let is_own =
         refuse_user(identity.pid, rights.account()).is_ok() && descends(&identity, 0, None).is_some();
     let Some(launched) = launched.filter(|_| is_own) else { return Ok(None) };
@@ -360,7 +381,7 @@ pub async fn find_orphan(
     Ok(identity.is_current().then_some((handle, launched.launch_id)))
 }
 
-/// Adopts a daemon that the agent did not launch, on an explicit operation. `None`: no process runs.
+/// Adopts a process that the agent did not launch, on an explicit operation. `None`: no process runs.
 pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, OwnershipError> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let (pid, account) = (identity.pid, rights.account());

@@ -1,15 +1,18 @@
-//! Host policy: the users, namespaces and paths that a gateway may use on this host.
+//! Host policy: the users, namespaces, paths and probe targets that a gateway may use on this host.
 //!
 //! `/etc/abide/agent.yaml` belongs to the host's administrator. It bounds every launch and adoption that a gateway requests;
 //! stopping, ending supervision and observing are always allowed. The agent reads the file when it starts, and refuses to
 //! start if the file does not parse or another user could have written it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use tracing::{info, warn};
 
 use super::account::{Account, AccountError};
+use super::health::{HealthSettings, Probe, http_address};
+use super::probe_targets::{ProbeTarget, host_of, is_allowed};
 use crate::model::{EnvValue, InstanceKey, Sandbox, Spec, SpecSection, glob, ulimit_number};
 use crate::permissions::{PermissionError, own_uid, refuse_changeable, resolved};
 
@@ -51,12 +54,14 @@ pub enum RefusingRule {
     Namespaces { namespace: String },
     #[error("paths: {field} {path} is not below an allowed path")]
     Paths { field: &'static str, path: String },
+    #[error("probes: {target} is not allowed")]
+    Probes { target: String },
     #[error("raise_priority: {field} of user {name:?} is beyond the rights of that user")]
     RaisePriority { field: String, name: String },
 }
 
 /// The rules of a host. An unset rule allows everything, except that root opens no file for another user, and raises no
-/// limit or priority for it.
+/// limit or priority for it, and that no probe reaches a metadata service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     file: PathBuf,
@@ -80,6 +85,8 @@ struct PolicyFile {
     /// Whether the sandbox of another user than root may set a priority or limit that the user could not set.
     #[serde(default)]
     raise_priority: bool,
+    /// Addresses, networks and host names that `http` and `tcp` probes may connect to, besides the host's own.
+    probes: Option<Vec<ProbeTarget>>,
 }
 
 impl HostPolicy {
@@ -91,13 +98,13 @@ impl HostPolicy {
             return Ok(HostPolicy::default());
         }
         let read = || file.to_owned();
-        let text =
-            std::fs::read_to_string(file).map_err(|source| PolicyError::Read { file: read(), source })?;
-        let meta = refuse_changeable(file, own_uid())
-            .map_err(|source| PolicyError::Unsafe { file: read(), source })?;
-        if !meta.is_file() {
+        let unreadable = |source| PolicyError::Read { file: read(), source };
+        // Before the open, which would wait for the writer of a FIFO.
+        if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
             return Err(PolicyError::NotAFile { file: read() });
         }
+        let text = std::fs::read_to_string(file).map_err(unreadable)?;
+        refuse_changeable(file, own_uid()).map_err(|source| PolicyError::Unsafe { file: read(), source })?;
         HostPolicy::parse(file, &text)
     }
 
@@ -138,7 +145,7 @@ impl HostPolicy {
     /// Every rule that refuses this instance, each named.
     pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<PolicyRefusal> {
         let has_rules = self.rules != PolicyFile::default();
-        if !has_rules && !spec.sandbox.is_set() {
+        if !has_rules && !spec.sandbox.is_set() && !spec.health.is_set() {
             return Vec::new();
         }
         let account = match Account::of(spec) {
@@ -156,8 +163,43 @@ impl HostPolicy {
         let raised =
             raised.into_iter().map(|field| RefusingRule::RaisePriority { field, name: name.to_owned() });
         let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec)).chain(raised);
-        let file = if has_rules { self.file.clone() } else { DEFAULT_FILE.into() };
+        let refused = refused.chain(self.refused_probe(spec));
+        let file = self.named_file();
         refused.map(|rule| PolicyRefusal::Rule { file: file.clone(), rule }).collect()
+    }
+
+    /// The probe of a spec, if it names an address that is not allowed. A name is checked when it is resolved.
+    fn refused_probe(&self, spec: &Spec) -> Option<RefusingRule> {
+        let target = match HealthSettings::of(spec)?.probe {
+            Probe::Http(url) => http_address(url)?,
+            Probe::Tcp(address) => address.to_owned(),
+            Probe::Command(_) => return None,
+        };
+        let address: SocketAddr = target.parse().ok()?;
+        let is_allowed = is_allowed(self.rules.probes.as_deref(), host_of(&target), address);
+        (!is_allowed).then_some(RefusingRule::Probes { target })
+    }
+
+    /// The addresses of `HOST:PORT` that a probe may connect to.
+    pub fn probe_addresses(
+        &self,
+        target: &str,
+        mut found: Vec<SocketAddr>,
+    ) -> Result<Vec<SocketAddr>, PolicyRefusal> {
+        let first = found.first().map(ToString::to_string).unwrap_or_default();
+        found.retain(|address| is_allowed(self.rules.probes.as_deref(), host_of(target), *address));
+        match found.is_empty() && !first.is_empty() {
+            true => Err(PolicyRefusal::Rule {
+                file: self.named_file(),
+                rule: RefusingRule::Probes { target: first },
+            }),
+            false => Ok(found),
+        }
+    }
+
+    /// The file to change, also if it does not exist.
+    fn named_file(&self) -> PathBuf {
+        if self.file.as_os_str().is_empty() { DEFAULT_FILE.into() } else { self.file.clone() }
     }
 
     /// Whether a check resolves paths, which may block on a file system.
@@ -374,9 +416,15 @@ mod tests {
 
     #[test]
     fn an_invalid_policy_is_refused() {
-        for text in
-            ["user: [app]", "users: app", "root: maybe", "paths: [opt]", "root_opens: [/a/../b]", "- x"]
-        {
+        for text in [
+            "probes: [10.0.0.0/99]",
+            "user: [app]",
+            "users: app",
+            "root: maybe",
+            "paths: [opt]",
+            "root_opens: [/a/../b]",
+            "- x",
+        ] {
             assert!(HostPolicy::parse(Path::new("f"), text).is_err(), "{text}");
         }
     }

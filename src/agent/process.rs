@@ -5,9 +5,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -16,9 +15,11 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::clone_exec::{SpawnedProcess, held_descriptor};
+use super::environment::LAUNCH_ID_VARIABLE;
+use super::exit_record::RECORD_VARIABLE;
 use super::reaper;
-use crate::proc::ProcStat;
 pub use crate::proc::boot_id;
+use crate::proc::{ProcStat, ProcessStrings, UnreadableProcess};
 
 /// Identity of a process, unique over pid reuse and reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +91,8 @@ pub struct ProcessHandle {
     exit: OnceLock<Option<i32>>,
     /// The process was killed by a signal.
     is_signalled: AtomicBool,
+    /// Ticks since boot right before the process was reaped, while it was in its session.
+    reaped: OnceLock<Option<u64>>,
 }
 
 impl ProcessHandle {
@@ -119,6 +122,7 @@ impl ProcessHandle {
             session,
             exit,
             is_signalled,
+            reaped: OnceLock::new(),
         })
     }
 
@@ -145,7 +149,24 @@ impl ProcessHandle {
             session: pid,
             exit: OnceLock::new(),
             is_signalled: AtomicBool::new(false),
+            reaped: OnceLock::new(),
         })
+    }
+
+    /// The last time, in ticks since boot, at which the process is known to be in its session; `None`: it has left it. The
+    /// kernel does not reuse the number of a session while a process is in it, also one that ended and is not reaped.
+    pub fn last_in_session(&self) -> Option<u64> {
+        match self.reaped.get() {
+            Some(reaped) => *reaped,
+            None => self.is_in_session().then(ticks_since_boot),
+        }
+    }
+
+    /// A leader never leaves its session.
+    fn is_in_session(&self) -> bool {
+        let is_member =
+            |stat: ProcStat| (stat.session, stat.started) == (self.session, self.identity.started);
+        self.session == self.identity.pid || ProcStat::of(self.identity.pid).is_some_and(is_member)
     }
 
     /// Waits for the end of the process, and reaps it. Returns the exit code of a child of the agent; signal n is 128 + n.
@@ -162,6 +183,7 @@ impl ProcessHandle {
             }
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
+        self.reaped.get_or_init(|| self.is_in_session().then(ticks_since_boot));
         let status = waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten();
         let is_signalled = status.as_ref().is_some_and(|status| status.terminating_signal().is_some());
         self.is_signalled.fetch_or(is_signalled, Ordering::Relaxed);
@@ -207,6 +229,33 @@ impl Drop for ProcessHandle {
     }
 }
 
+/// A launched process without a handle. If it is dropped after the launch timed out, it is killed: the launch has failed.
+/// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
+/// id.
+pub struct UnclaimedProcess {
+    process: Option<SpawnedProcess>,
+    timed_out: Arc<AtomicBool>,
+}
+
+impl UnclaimedProcess {
+    /// `timed_out`: set before the receiver of this process is dropped because it waited too long.
+    pub fn new(process: SpawnedProcess, timed_out: Arc<AtomicBool>) -> UnclaimedProcess {
+        UnclaimedProcess { process: Some(process), timed_out }
+    }
+
+    pub fn into_handle(mut self) -> Option<ProcessHandle> {
+        ProcessHandle::from_child(self.process.take()?)
+    }
+}
+
+impl Drop for UnclaimedProcess {
+    fn drop(&mut self) {
+        if self.timed_out.load(Ordering::Acquire) {
+            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
+        }
+    }
+}
+
 /// Kills a child that no instance holds. The reaper reaps it.
 pub fn kill_unclaimed(pid: u32, fd: &OwnedFd) {
     reaper::release_pid(pid);
@@ -231,27 +280,27 @@ fn register_fd(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register(held_descriptor(fd)) }.ok()
 }
 
-/// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script.
-pub fn runs_program(pid: u32, name: &str) -> bool {
+/// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script. Can block.
+pub fn runs_program(pid: u32, name: &str) -> Result<bool, UnreadableProcess> {
     let base = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
         .map(|exe| exe.display().to_string())
         .unwrap_or_default();
     let exe = base(exe.trim_end_matches(" (deleted)"));
     if exe == name {
-        return true;
+        return Ok(true);
     }
-    let args = cmdline(pid);
+    let args = ProcessStrings::arguments(pid)?;
+    let first = args.iter().next().map(String::from_utf8_lossy).unwrap_or_default();
     // Some programs replace their arguments by a title that begins with their name: `redis-server 127.0.0.1:6379`.
-    let title = args.first().and_then(|first| first.split_whitespace().next()).unwrap_or_default();
-    let first = args.first().map_or("", String::as_str);
-    if [first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
-        return true;
+    let title = first.split_whitespace().next().unwrap_or_default();
+    if [&*first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
+        return Ok(true);
     }
     const INTERPRETERS: [&str; 8] = ["sh", "bash", "dash", "python", "perl", "ruby", "node", "java"];
     let interpreted = INTERPRETERS.iter().any(|one| exe.starts_with(one)) || exe == "busybox";
-    let script = args.iter().skip(1).find(|arg| !arg.starts_with('-'));
-    interpreted && script.is_some_and(|script| base(script) == name)
+    let script = args.iter().skip(1).find(|arg| !arg.starts_with(b"-"));
+    Ok(interpreted && script.is_some_and(|script| base(&String::from_utf8_lossy(script)) == name))
 }
 
 /// Whether a forked process of this executable has closed nearly all of its descriptors, as a launched child does before
@@ -274,12 +323,20 @@ pub fn has_unexecuted_child() -> bool {
     })
 }
 
-pub fn cmdline(pid: u32) -> Vec<String> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let args = bytes.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned());
-    let mut args: Vec<String> = args.collect();
-    args.pop();
-    args
+/// The command line of a process as text, at most 64 KiB of it. Can block.
+pub fn command_line(pid: u32) -> String {
+    const MAX_SHOWN: usize = 64 << 10;
+    let Ok(args) = ProcessStrings::arguments(pid) else { return String::new() };
+    let mut line = Vec::new();
+    for (number, arg) in args.iter().enumerate() {
+        line.extend_from_slice(if number == 0 { b"" } else { b" " });
+        line.extend_from_slice(arg);
+        if line.len() > MAX_SHOWN {
+            line.truncate(MAX_SHOWN);
+            break;
+        }
+    }
+    String::from_utf8_lossy(&line).into_owned()
 }
 
 /// A process whose environment names a launch. The process controls its environment, so this alone proves nothing.
@@ -292,33 +349,56 @@ pub struct LaunchedProcess {
     pub instance: String,
 }
 
-impl LaunchedProcess {
-    pub fn of(pid: u32) -> Option<LaunchedProcess> {
-        let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let value = |name: &[u8]| {
-            let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
-            std::str::from_utf8(found).ok().map(str::to_owned)
-        };
-        let launch_id = value(b"ABIDE_INCARNATION=")?;
-        let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
-        let stat = ProcStat::of(pid).filter(ProcStat::is_alive)?;
-        let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
-        Some(LaunchedProcess { identity, parent: stat.parent, launch_id, instance })
+/// Maximum bytes of a launch id or an instance in an environment: any user can start processes with longer ones.
+const MAX_ID: usize = 4096;
+
+/// The variables of a launch in the environment of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaunchVariables {
+    pub launch_id: Option<String>,
+    instance: Option<String>,
+    /// The record id of a recorded command.
+    pub record: Option<String>,
+}
+
+impl LaunchVariables {
+    /// Can block.
+    pub fn of(pid: u32) -> Result<LaunchVariables, UnreadableProcess> {
+        let environment = ProcessStrings::environment(pid)?;
+        let value = |name: &str| environment.variable(name, MAX_ID).map(str::to_owned);
+        Ok(LaunchVariables {
+            launch_id: value(LAUNCH_ID_VARIABLE),
+            instance: value("ABIDE_INSTANCE"),
+            record: value(RECORD_VARIABLE),
+        })
     }
 }
 
-/// All processes of this host whose environment names a launch.
-pub fn launched_processes() -> Vec<LaunchedProcess> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(LaunchedProcess::of).collect()
+impl LaunchedProcess {
+    /// `None`: the environment names no launch, or the process has ended. Can block.
+    pub fn of(pid: u32) -> Result<Option<LaunchedProcess>, UnreadableProcess> {
+        let variables = LaunchVariables::of(pid)?;
+        let Some(stat) = ProcStat::of(pid).filter(ProcStat::is_alive) else { return Ok(None) };
+        let identity = ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started };
+        Ok(LaunchedProcess::new(identity, stat.parent, variables))
+    }
+
+    /// `None`: the variables name no launch.
+    pub fn new(
+        identity: ProcessIdentity,
+        parent: u32,
+        variables: LaunchVariables,
+    ) -> Option<LaunchedProcess> {
+        let (launch_id, instance) = (variables.launch_id?, variables.instance.unwrap_or_default());
+        Some(LaunchedProcess { identity, parent, launch_id, instance })
+    }
 }
 
-/// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not
-/// use. Pages that are needed again come from the page cache.
-pub fn release_memory() {
-    crate::malloc::give_freed_back();
-    for (from, to) in code_mappings() {
+/// Returns the pages of code to the kernel, most of which an idle agent does not use. Pages that are needed again come from
+/// the page cache.
+pub fn release_code() {
+    static MAPPINGS: LazyLock<Vec<(usize, usize)>> = LazyLock::new(code_mappings);
+    for (from, to) in MAPPINGS.iter().copied() {
         // SAFETY: these are private mappings of a file without write access and without modified pages. Dropped pages
         // are read from the file again, with the same content.
         unsafe {
@@ -327,16 +407,15 @@ pub fn release_memory() {
     }
 }
 
-/// Address ranges of the executable's unmodified mappings.
+/// Address ranges of the unmodified mappings of the executable and its libraries, none of which is unloaded.
 fn code_mappings() -> Vec<(usize, usize)> {
-    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let of_ours = maps.lines().filter(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (kind, offset) = (words.get(1).copied(), words.get(2).copied());
         // Code and the read-only start of the file were never written. Other read-only parts contain relocated addresses.
         let never_written = kind == Some("r-xp") || (kind == Some("r--p") && offset == Some("00000000"));
-        never_written && words.get(5).is_some_and(|path| Path::new(path) == own)
+        never_written && words.get(5).is_some_and(|path| path.starts_with('/'))
     });
     of_ours
         .filter_map(|line| {

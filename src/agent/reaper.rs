@@ -5,14 +5,17 @@
 //! claimed yet; the reaper skips both and reaps the others.
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, Once, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tracing::warn;
 
 /// Processes that an instance or a command of one holds, by pid and start time.
 static CLAIMED: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
-/// Read-locked by each launch until its process is claimed; write-locked by the reaper.
+/// Processes that are being created and are not claimed yet: 0 until the kernel writes the pid.
+static STARTING: Mutex<Vec<Arc<AtomicI32>>> = Mutex::new(Vec::new());
+/// Read-locked by each launch whose pid is unknown until the process is claimed; write-locked by the reaper.
 static SPAWN_LOCK: RwLock<()> = RwLock::new(());
 /// Number of launches so far, for a reaper that waits for the first child.
 static SPAWNS: Mutex<u64> = Mutex::new(0);
@@ -62,6 +65,39 @@ pub fn is_claimed(pid: u32, started: u64) -> bool {
 /// Keeps the reaper from taking a new, unclaimed process for an orphan while the guard lives.
 pub fn spawn_guard() -> RwLockReadGuard<'static, ()> {
     SPAWN_LOCK.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A process that is being created. The reaper skips it, and reaps others: a process can hang before `execve`.
+pub struct StartingProcess(Arc<AtomicI32>);
+
+impl StartingProcess {
+    pub fn begin() -> StartingProcess {
+        let pid = Arc::new(AtomicI32::new(0));
+        starting().push(Arc::clone(&pid));
+        StartingProcess(pid)
+    }
+
+    /// Where the kernel writes the pid, before the process runs.
+    pub fn pid_at(&self) -> *mut i32 {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for StartingProcess {
+    fn drop(&mut self) {
+        starting().retain(|one| !Arc::ptr_eq(one, &self.0));
+    }
+}
+
+fn starting() -> MutexGuard<'static, Vec<Arc<AtomicI32>>> {
+    STARTING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Whether a process is claimed, or is being created.
+fn is_held(pid: u32) -> bool {
+    let is_starting = starting().iter().any(|one| one.load(Ordering::Acquire).cast_unsigned() == pid);
+    // In this order: a process is claimed before it is no longer starting.
+    is_starting || is_pid_claimed(pid)
 }
 
 /// Wait before the next pass while an ended process is left to its holder.
@@ -131,9 +167,9 @@ pub fn spawned() {
 fn reap_orphans(skip_held: bool) -> bool {
     let Ok(_no_spawn) = SPAWN_LOCK.try_write() else { return true };
     while let Some(pid) = first_zombie() {
-        if is_pid_claimed(pid) {
+        if is_held(pid) {
             if skip_held {
-                children().into_iter().filter(|pid| !is_pid_claimed(*pid)).for_each(wait_for);
+                children().into_iter().filter(|pid| !is_held(*pid)).for_each(wait_for);
             }
             return true;
         }
@@ -145,19 +181,15 @@ fn reap_orphans(skip_held: bool) -> bool {
 /// The children of this process that no instance holds, including ended ones: the orphans of launches.
 pub fn orphans() -> Vec<u32> {
     let mut orphans = children();
-    orphans.retain(|pid| !is_pid_claimed(*pid));
+    orphans.retain(|pid| !is_held(*pid));
     // Copied: the helpers are locked no longer than that.
     let helpers = helpers().clone();
     orphans.retain(|pid| helpers.range((*pid, 0)..=(*pid, u64::MAX)).next().is_none());
     orphans
 }
 
-/// All claimed processes, by pid and start time.
-pub fn all_claimed() -> Vec<(u32, u64)> {
-    claimed().iter().copied().collect()
-}
-
-fn is_pid_claimed(pid: u32) -> bool {
+/// Whether the process with this pid is claimed.
+pub fn is_pid_claimed(pid: u32) -> bool {
     claimed().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
 }
 
@@ -213,22 +245,28 @@ mod tests {
             return;
         }
         let child = || std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
-        let [mut first, mut second] = [child(), child()];
+        let [mut first, mut second, mut third] = [child(), child(), child()];
+        // The first one hangs before the kernel creates its process, the other one before `execve`.
+        let (_creating, starting) = (StartingProcess::begin(), StartingProcess::begin());
+        starting.0.store(third.id().cast_signed(), Ordering::Release);
         let identity = ProcessIdentity::of(first.id()).expect("it runs");
         assert!(claim(identity.pid, identity.started));
         let ended = |pid: u32| ProcessIdentity::of(pid).is_some_and(|one| !one.is_current());
-        for one in [&mut first, &mut second] {
+        for one in [&mut first, &mut second, &mut third] {
             one.kill().expect("a child");
         }
-        let [first, second] = [first.id(), second.id()];
-        while !(ended(first) && ended(second)) {
+        let [first, second, third] = [first.id(), second.id(), third.id()];
+        while !(ended(first) && ended(second) && ended(third)) {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(reap_orphans(true), "the held one is left");
         assert_eq!(ProcessIdentity::of(second), None, "the orphan was reaped");
         assert!(ProcessIdentity::of(first).is_some(), "its holder waits for it");
+        assert!(ProcessIdentity::of(third).is_some(), "it is being created");
         release_pid(first);
+        drop(starting);
         assert!(!reap_orphans(false));
+        assert_eq!(ProcessIdentity::of(third), None);
         assert_eq!(ProcessIdentity::of(first), None);
     }
 }

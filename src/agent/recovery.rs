@@ -10,15 +10,17 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 use super::cgroup::Cgroup;
+use super::checks;
 use super::context::AgentContext;
-use super::exit_record::{ExitRecord, hook_id, kill_group, start_id};
-use super::instance::{OpReply, done, failed, kill_leftovers};
+use super::exit_record::{ExitRecord, hook_id, kill_group, probe_id, start_id};
+use super::instance::{OpReply, done, failed};
+use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
     result_key, state_key,
 };
-use super::tree::LaunchTraces;
+use super::tree::{LaunchTraces, ProcessTree, end_commands};
 use super::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent_protocol::{ExitReason, OpResult, OwnedSpec, ProcessExit};
 use crate::clock;
@@ -40,7 +42,8 @@ async fn wait_for_exec() {
     let begun = tokio::time::Instant::now();
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        if begun.elapsed() > EXEC_TIMEOUT || !process::has_unexecuted_child() {
+        let has_child = proc_scan::run(process::has_unexecuted_child).await.unwrap_or(true);
+        if begun.elapsed() > EXEC_TIMEOUT || !has_child {
             return;
         }
     }
@@ -89,6 +92,7 @@ pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
         }
     }
     remove_stale_records(shared, &states, &pending);
+    end_probes(shared, &states).await;
     Ok(RecoveredState { states, pending })
 }
 
@@ -194,10 +198,10 @@ async fn resolve(
         let state = states.entry(instance.clone()).or_default();
         let process = found.get(&intent.incarnation).cloned();
         if intent.op_id.is_none() {
-            end_hook(shared, &intent);
+            end_hook(shared, &intent).await;
         }
         info!(%instance, pid = process.as_ref().map(|one| one.pid), "resolving an interrupted launch");
-        let reply = resolve_one(shared, intent, process, state);
+        let reply = resolve_one(shared, intent, process, state).await;
         let value = serde_json::to_vec(state).unwrap_or_default();
         txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(state_key(&instance), value));
         if let Some((op_id, (code, message))) = reply {
@@ -234,15 +238,17 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
+    let (by, output, log, adopted) = (None, None, None, None);
+    let uid = shared.rights_of(&live.spec).ok().map(|rights| rights.account().uid());
     state.run =
-        Some(ProcessRun { identity, live, by: None, incarnation, group, output: None, log: None, traces });
+        Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
 }
 
 /// Resolves one interrupted launch. Returns the result of its operation, if the operation is complete.
-fn resolve_one(
+async fn resolve_one(
     shared: &AgentContext,
     intent: LaunchIntent,
     process: Option<ProcessIdentity>,
@@ -266,10 +272,11 @@ fn resolve_one(
         if once {
             state.ran = Some(intent.held.clone());
         }
-        let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
+        let LaunchIntent { incarnation, op_id: by, held: live, group, uid, .. } = intent;
         let traces = LaunchTraces::default();
+        let (output, log, adopted) = (None, None, None);
         state.run =
-            Some(ProcessRun { identity, live, by, incarnation, group, output: None, log: None, traces });
+            Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
         return None;
     }
     if resident {
@@ -279,7 +286,7 @@ fn resolve_one(
     let not_begun = intent.boot == boot_id()
         && match record {
             ExitRecord::Missing => true,
-            ExitRecord::Empty => !shared.exits.is_open(&intent.incarnation),
+            ExitRecord::Empty => !shared.exits.is_open(&intent.incarnation).await,
             ExitRecord::Begun(_) | ExitRecord::Ended(_) | ExitRecord::Unreadable => false,
         };
     if not_begun {
@@ -316,7 +323,7 @@ fn resolve_one(
 }
 
 /// Ends the hook of an interrupted scheduled run, which is not resumed: the next run has its own.
-fn end_hook(shared: &AgentContext, intent: &LaunchIntent) {
+async fn end_hook(shared: &AgentContext, intent: &LaunchIntent) {
     let (id, spec) = (hook_id(&intent.incarnation), &intent.held.spec);
     if spec.hooks.before_start.is_none() {
         return;
@@ -324,14 +331,21 @@ fn end_hook(shared: &AgentContext, intent: &LaunchIntent) {
     if let Some(shell) = shared.exits.shell(&id) {
         kill_group(&shell);
     }
-    match shared.groups.of(&id) {
-        Some(group) => group.clear(),
-        None => {
-            if let Ok(rights) = shared.rights_of(spec) {
-                kill_leftovers(&id, rights.account().uid());
-            }
-        }
+    if let Ok(rights) = shared.rights_of(spec) {
+        ProcessTree::of_command(&id, shared.groups.of(&id), rights.account().uid()).end(Duration::ZERO).await;
     }
+}
+
+/// Ends the check commands that an earlier agent began: their results are lost, and this agent runs its own.
+async fn end_probes(shared: &AgentContext, states: &HashMap<InstanceKey, InstanceState>) {
+    let runs = states.values().filter_map(|state| state.run.as_ref());
+    let checked = runs.filter(|run| run.identity.boot == boot_id() && checks::has_command(&run.live.spec));
+    let trees = checked.filter_map(|run| {
+        let uid = shared.rights_of(&run.live.spec).ok()?.account().uid();
+        let id = probe_id(&run.identity);
+        Some(ProcessTree::of_command(&id, shared.groups.of(&id), uid))
+    });
+    end_commands(trees.collect()).await;
 }
 
 /// Removes exit records that a killed agent left behind after it wrote their result.

@@ -17,8 +17,9 @@ use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, Streams, V
 use super::environment::Environment;
 use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
+use super::launch_mark::LaunchMark;
 use super::output::{Output, OutputError};
-use super::process::{ProcessHandle, kill_unclaimed};
+use super::process::{ProcessHandle, UnclaimedProcess};
 use super::sandbox::{LaunchSandbox, SandboxError};
 use super::start_output::{LogStart, LogTarget};
 use super::user_files::{self, PidFile, Rights};
@@ -60,28 +61,6 @@ struct LaunchFiles {
     group: Option<File>,
 }
 
-/// A launched process without a handle. If it is dropped after the launch timed out, it is killed: the launch has failed.
-/// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
-/// id.
-struct UnclaimedProcess {
-    process: Option<SpawnedProcess>,
-    timed_out: Arc<AtomicBool>,
-}
-
-impl UnclaimedProcess {
-    fn into_handle(mut self) -> Option<ProcessHandle> {
-        ProcessHandle::from_child(self.process.take()?)
-    }
-}
-
-impl Drop for UnclaimedProcess {
-    fn drop(&mut self) {
-        if self.timed_out.load(Ordering::Acquire) {
-            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
-        }
-    }
-}
-
 impl Launch {
     /// Launches the process on a worker thread. It is claimed from its creation on.
     pub async fn spawn(self) -> Result<ProcessHandle, LaunchError> {
@@ -96,7 +75,7 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // Released by the thread, so that stuck launches count against their user.
             drop(permit);
-            let unclaimed = |process| UnclaimedProcess { process: Some(process), timed_out: gave_up };
+            let unclaimed = |process| UnclaimedProcess::new(process, gave_up);
             drop(send.send(launched.map(unclaimed)));
         };
         user_files::spawn_thread(work)?;
@@ -224,7 +203,11 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
-        let request = ExecRequest {
+        let mark = LaunchMark::of_variables(&self.env);
+        // The mark is for launches without a control group.
+        let restrictions =
+            |is_grouped: bool| self.sandbox.restrictions.with_mark(mark.filter(|_| !is_grouped));
+        let mut request = ExecRequest {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
@@ -236,12 +219,19 @@ impl Launch {
             },
             group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
-            restrictions: self.sandbox.restrictions,
+            restrictions: restrictions(opened.group.is_some()),
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
             pid_file: pid_file.map(path).transpose()?,
         };
-        request.spawn(vfork)
+        match request.spawn(vfork) {
+            // A control group that refuses the process does not prevent the launch.
+            Err((ExecStage::Clone, _)) if request.group.is_some() => {
+                (request.group, request.restrictions) = (None, restrictions(false));
+                request.spawn(vfork)
+            }
+            spawned => spawned,
+        }
     }
 
     fn explain(&self, stage: ExecStage, source: io::Error) -> LaunchError {

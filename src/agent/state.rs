@@ -40,7 +40,7 @@ pub struct InstanceState {
     /// and the next agent finds the process if this one is killed in between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// The operation that is stopping the process: the next agent continues it if this one is killed.
+    /// The operation, or the limit, that is stopping the process: the next agent continues it if this one is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<String>,
     /// The series of relaunches by supervision; `None`: no relaunch since the last start.
@@ -138,17 +138,39 @@ pub struct ProcessRun {
     /// The output pipe of the process, and its log writer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Box<PipeRecord>>,
+    /// User id of the account when the process was launched or adopted: the account may be renamed, removed or unknown
+    /// while the process runs. Absent in a state of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
     /// Evidence of the other processes of the launch. Absent in a state of an earlier version.
     #[serde(default)]
     pub traces: LaunchTraces,
+    /// Whether the process was adopted and not restarted since: `live` is the spec of its adoption. `None`: an agent of an
+    /// earlier version wrote the run, or the agent launched the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<bool>,
 }
 
 impl ProcessRun {
-    /// A run of a process that the agent did not launch itself.
-    pub fn adopted(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
-        let (identity, live) = (handle.identity.clone(), owned.clone());
-        let (incarnation, traces) = (String::new(), LaunchTraces::default());
-        ProcessRun { identity, live, by: None, incarnation, group: None, output: None, log: None, traces }
+    /// A run of a process that this agent did not spawn.
+    pub fn of_handle(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
+        ProcessRun {
+            identity: handle.identity.clone(),
+            live: owned.clone(),
+            by: None,
+            incarnation: String::new(),
+            group: None,
+            output: None,
+            log: None,
+            uid: None,
+            traces: LaunchTraces::default(),
+            adopted: None,
+        }
+    }
+
+    /// Whether the spec that the process runs with is unknown.
+    pub fn is_spec_unknown(&self) -> bool {
+        self.adopted.unwrap_or(self.incarnation.is_empty())
     }
 
     pub fn group(&self) -> Option<Cgroup> {
@@ -168,6 +190,9 @@ pub struct LaunchIntent {
     /// Boot id when the launch began; empty: an agent of an earlier version began it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
+    /// User id of the account. Absent in an intent of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
 }
 
 pub fn state_key(instance: &InstanceKey) -> String {
@@ -236,4 +261,28 @@ pub async fn load_each<T: serde::de::DeserializeOwned>(
     let page = store.range(kind, None, usize::MAX).await?;
     let read = |entry: crate::store::Entry| (entry.key[kind.len()..].to_owned(), entry.decode());
     Ok(page.entries.into_iter().map(read).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A run as an agent of an earlier version wrote it: without `adopted`.
+    fn stored(incarnation: &str) -> ProcessRun {
+        let identity = ProcessIdentity::of(std::process::id()).expect("this process");
+        let live = OwnedSpec { spec: Default::default(), owner: None, revision: None };
+        let run = json!({"identity": identity, "live": live, "incarnation": incarnation});
+        serde_json::from_value(run).expect("a run")
+    }
+
+    #[test]
+    fn an_earlier_version_adopted_processes_without_a_launch_id() {
+        assert!(stored("").is_spec_unknown());
+        assert!(!stored("4711").is_spec_unknown());
+        // A restart_cmd replaced an adopted process.
+        assert!(!ProcessRun { adopted: Some(false), ..stored("") }.is_spec_unknown());
+        // A reload_cmd did, which sets only some fields.
+        assert!(ProcessRun { adopted: Some(true), ..stored("4711") }.is_spec_unknown());
+    }
 }

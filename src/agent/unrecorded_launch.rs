@@ -8,10 +8,13 @@ use std::collections::HashMap;
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::context::AgentContext;
+use super::exit_record::is_command_id;
+use super::launch_mark::LaunchMark;
 use super::ownership::{
     OwnershipError, PidFileProcess, claim_process, pid_file_process, refuse_pid_file, refuse_user, wrong_user,
 };
-use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, launched_processes, parent, uids};
+use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, parent, uids};
+use super::process_table::{ProcessTable, ScannedProcess};
 use super::user_files::{FileWork, Rights};
 use crate::model::{InstanceKey, Spec};
 
@@ -31,11 +34,17 @@ pub async fn find_interrupted(
     if launches.is_empty() {
         return HashMap::new();
     }
-    let all = launched_processes();
+    let table = ProcessTable::wait_for_current().await;
     let find = async |launch: &InterruptedLaunch<'_>| {
         let rights = shared.rights_of(launch.spec).ok()?;
-        let with_id = all.iter().filter(|one| one.launch_id == launch.launch_id);
-        let mut pids: Vec<u32> = with_id.map(|one| one.identity.pid).collect();
+        let mark = LaunchMark::of(launch.launch_id);
+        // The mark counts for a process whose environment cannot be read.
+        let is_launched = |process: &ScannedProcess| match process.is_unreadable() {
+            true => process.mark == Some(mark),
+            false => process.launch_id() == Some(launch.launch_id),
+        };
+        let launched = table.iter().filter(|(_, one)| one.stat.is_alive() && is_launched(one));
+        let mut pids: Vec<u32> = launched.map(|(pid, _)| pid).collect();
         pids.extend(launch.group.iter().flat_map(Cgroup::processes));
         pids.retain(|pid| refuse_user(*pid, rights.account()).is_ok());
         Some((launch.launch_id.to_owned(), main_process(&pids, launch.spec, &rights).await?))
@@ -69,7 +78,8 @@ pub async fn find_unrecorded(
     renamed: bool,
 ) -> Result<(ProcessHandle, String), OwnershipError> {
     let named_pid = pid_file_process(spec, rights).await.required().ok().map(|identity| identity.pid);
-    let candidates = unclaimed.iter().filter(|one| match renamed {
+    let of_processes = unclaimed.iter().filter(|one| !is_command_id(&one.launch_id));
+    let candidates = of_processes.filter(|one| match renamed {
         false => one.instance == key.to_string(),
         // A process with the name of another host, or without a name, is not a renamed process of this instance.
         true => {

@@ -1,13 +1,13 @@
 //! Backend of either kind, selected by the dialect of the target.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{
     Abide, Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationStatus, Platform, Scope,
     Task, Watermark,
 };
-use crate::model::{Dialect, HostKey, Observed};
+use crate::model::{Dialect, HostKey, InstanceKey, Observed};
 
 pub enum AnyBackend {
     Abide(Box<Abide>),
@@ -66,6 +66,13 @@ impl Backend for AnyBackend {
         whichever!(self.check_live(subjects).await)
     }
 
+    async fn messages(
+        &self,
+        instances: &[InstanceKey],
+    ) -> Result<BTreeMap<InstanceKey, String>, BackendError> {
+        whichever!(self.messages(instances).await)
+    }
+
     fn batches(&self, orders: Vec<Operation>) -> Vec<Vec<Operation>> {
         whichever!(self.batches(orders))
     }
@@ -90,11 +97,7 @@ impl Backend for AnyBackend {
         whichever!(self.poll(task).await)
     }
 
-    async fn find_task(
-        &self,
-        call: &str,
-        steps: &[crate::model::InstanceKey],
-    ) -> Result<Option<Task>, BackendError> {
+    async fn find_task(&self, call: &str, steps: &[InstanceKey]) -> Result<Option<Task>, BackendError> {
         whichever!(self.find_task(call, steps).await)
     }
 }

@@ -75,6 +75,15 @@ pub trait Backend: Send + Sync {
         self.observe_live(subjects)
     }
 
+    /// The last message of each of these instances: the output of a failed probe, start or run. Instances without one are
+    /// left out.
+    fn messages(
+        &self,
+        _instances: &[InstanceKey],
+    ) -> impl Future<Output = Result<BTreeMap<InstanceKey, String>, BackendError>> + Send {
+        async { Ok(BTreeMap::new()) }
+    }
+
     /// Splits operations into calls. Each operation is in exactly one of them.
     fn batches(&self, orders: Vec<Operation>) -> Vec<Vec<Operation>> {
         if orders.is_empty() { Vec::new() } else { vec![orders] }
@@ -267,7 +276,7 @@ impl Refusal {
 pub enum RefusalReason {
     /// The target does not know the credentials.
     WrongCredentials,
-    /// The credentials do not permit the call, such as an app that is restricted to namespaces.
+    /// The credentials do not permit the call: the app lacks a grant.
     NotPermitted,
     /// The response is not of the expected form.
     InvalidResponse,
@@ -297,6 +306,11 @@ impl BackendError {
             BackendError::NoAnswer | BackendError::Inconclusive(_) => true,
             BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => false,
         }
+    }
+
+    /// Whether the credentials do not permit the call.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 
     /// A response that cannot be read.

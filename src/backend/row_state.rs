@@ -1,6 +1,6 @@
 //! Row states: what a target reports of one operation. The codes of the protocol are for display only.
 
-use crate::gse::codes::RowCode;
+use crate::gse::codes::{EnvelopeCode, RowCode};
 
 /// Reported state of a final row, without its code and text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub enum RowState {
     NoResult,
     /// The gateway refused this item of a batch: it was not executed.
     Rejected,
+    /// The credentials do not permit the operation: it was not executed.
+    Forbidden,
     /// A code that is not documented.
     Other(i64),
 }
@@ -61,6 +63,7 @@ impl RowState {
     pub fn code(self) -> i64 {
         match self {
             RowState::Other(code) => code,
+            RowState::Forbidden => EnvelopeCode::NOT_ALLOWED.0,
             state => STATES.iter().find(|(_, known)| *known == state).map_or(0, |(code, _)| code.0),
         }
     }

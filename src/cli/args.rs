@@ -6,6 +6,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
 use crate::gse::{Dialect, JobApi};
 use crate::manifest::Limits;
+use crate::model::seconds;
 
 /// Declarative reconciler for operating-system processes on a fleet.
 #[derive(Debug, Parser)]
@@ -125,11 +126,14 @@ pub enum Verb {
     /// The hold keeps `watch` and `apply` from undoing the operation, until it expires or `abide release` ends it.
     Kill(super::commands::manual::operate::OperateArgs),
     Release(super::commands::manual::release::ReleaseArgs),
+    Unprotect(super::commands::unprotect::UnprotectArgs),
+    Own(super::commands::own::OwnArgs),
     Pause(super::commands::manual::pause::PauseArgs),
     Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),
     Token(super::commands::token::TokenArgs),
     Host(super::commands::host::HostArgs),
+    Access(super::commands::access::AccessArgs),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
     Convert(ConvertArgs),
@@ -218,6 +222,15 @@ pub fn parse_switch(text: &str) -> Result<bool, InvalidValue> {
         "1" | "true" | "yes" | "y" | "on" | "t" => Ok(true),
         "" | "0" | "false" | "no" | "n" | "off" | "f" => Ok(false),
         _ => Err(InvalidValue("true or false")),
+    }
+}
+
+/// A duration, to the millisecond.
+pub fn milliseconds(text: &str) -> Result<u64, InvalidValue> {
+    let wrong = || InvalidValue("a duration such as 200ms or 2s");
+    match text.strip_suffix("ms") {
+        Some(number) => number.trim().parse().map_err(|_| wrong()),
+        None => seconds(text).map(|secs| secs.saturating_mul(1000)).ok_or_else(wrong),
     }
 }
 

@@ -12,10 +12,25 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Write manifests", &["init", "validate", "explain", "schema"]),
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback"]),
     ("Inspect", &["status", "get", "describe", "logs", "history"]),
-    ("Operate", &["start", "stop", "restart", "reload", "kill", "release", "pause", "resume", "lease"]),
+    (
+        "Operate",
+        &[
+            "start",
+            "stop",
+            "restart",
+            "reload",
+            "kill",
+            "release",
+            "unprotect",
+            "own",
+            "pause",
+            "resume",
+            "lease",
+        ],
+    ),
     ("Run", &["up", "down", "serve", "agent", "token", "host"]),
     ("Convert", &["import", "export", "convert"]),
-    (TOOLS, &["doctor", "config", "completions", "man", "version"]),
+    (TOOLS, &["doctor", "config", "access", "completions", "man", "version"]),
 ];
 
 /// The group of verbs that have no other.

@@ -18,6 +18,7 @@ use super::{Exit, Failure};
 use crate::engine::local_endpoint;
 use crate::http::ApiEndpoint;
 use crate::model::HostKey;
+use crate::proc::ProcessStrings;
 
 /// The flag of a local system that a verb starts on demand.
 const BACKGROUND: &str = "--background";
@@ -111,7 +112,11 @@ impl Home {
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
         let pid: u32 = text.trim().parse().ok()?;
-        Some((pid, crate::proc::arguments(pid).iter().any(|word| word == BACKGROUND.as_bytes())))
+        Some((
+            pid,
+            ProcessStrings::arguments(pid)
+                .is_ok_and(|words| words.iter().any(|word| word == BACKGROUND.as_bytes())),
+        ))
     }
 
     /// Whether the last local system crashed: its address remains, and no system runs.

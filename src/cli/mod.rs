@@ -4,6 +4,7 @@
 
 mod args;
 mod commands;
+mod declared_names;
 mod fleet_ca;
 mod help;
 mod local;
@@ -22,10 +23,11 @@ use tracing::level_filters::LevelFilter;
 use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
-    agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get, history,
-    host, import, init, lease, logs, man, plan, rollback, schema, serve, status, token, up, validate,
-    version, watch,
+    access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
+    history, host, import, init, lease, logs, man, plan, rollback, schema, serve, status, token, up,
+    validate, version, watch,
 };
+use self::commands::{own, unprotect};
 use self::output::print::Printer;
 use self::output::{logging, stderr};
 use crate::model::Op;
@@ -36,7 +38,7 @@ pub enum Exit {
     Done = 0,
     /// For `diff`: there are differences.
     Failed = 1,
-    /// There are changes; for `diff`: any error except 65 and 69.
+    /// There are changes; for `diff`: any error except 65, 69 and 77.
     Changes = 2,
     /// Not converged: an instance failed, is unknown or unhealthy.
     Incomplete = 3,
@@ -52,6 +54,8 @@ pub enum Exit {
     InvalidManifest = 65,
     /// The target is unreachable.
     Unreachable = 69,
+    /// The credentials do not permit the call.
+    Forbidden = 77,
     /// SIGINT: stopped at a safe point.
     Interrupted = 130,
     Terminated = 143,
@@ -152,11 +156,14 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Reload(args) => operate::run(Op::Reload, &args, printer),
         Verb::Kill(args) => operate::run(Op::Kill, &args, printer),
         Verb::Release(args) => release::run(&args, printer),
+        Verb::Unprotect(args) => unprotect::run(&args, printer),
+        Verb::Own(args) => own::run(&args, printer),
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
         Verb::Token(args) => token::run(&args, printer),
         Verb::Host(args) => host::run(&args, printer),
+        Verb::Access(args) => access::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),

@@ -19,13 +19,15 @@ use super::local::Home;
 use super::output::print::Printer;
 use super::systemd::Systemd;
 use super::{Exit, Failure};
+use crate::backend::Abide;
 use crate::control::PassResult;
 use crate::control::status::{ControllerInfo, StatusBoard};
 use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier, TemplateError};
-use crate::dashboard::{AccessControl, Dashboard, ExtraMetrics, Webhook};
+use crate::dashboard::{AccessControl, Dashboard, DetailCache, DetailSource, ExtraMetrics, Webhook};
 use crate::error_chain::chain;
 use crate::http::{
-    AddressError, ClientConfig, Listener, Reloadable, WebhookClient, bind, is_weak, serve, watch_file,
+    AddressError, ApiClient, ClientConfig, Listener, Reloadable, WebhookClient, bind, is_weak, serve,
+    watch_file,
 };
 use crate::permissions::PermissionError;
 
@@ -152,6 +154,8 @@ pub struct Notifiers {
     pub board: Arc<StatusBoard>,
     pub trigger: Arc<Notify>,
     pub systemd: Arc<Systemd>,
+    /// The gateway whose rows have the details of processes; `None`: the target has no such rows.
+    pub gateway: Reloadable<Option<ApiClient>>,
     webhook: Option<Webhook>,
     messages: Option<JoinHandle<()>>,
     watchdog: JoinHandle<()>,
@@ -174,7 +178,8 @@ impl Notifiers {
         let systemd = Arc::new(Systemd::from_env());
         let messages = messages.map(|messages| tokio::spawn(messages.run(Arc::clone(&board))));
         let watchdog = tokio::spawn(Arc::clone(&systemd).run_watchdog(Arc::clone(&board)));
-        Ok(Notifiers { board, trigger: Arc::new(Notify::new()), systemd, webhook, messages, watchdog })
+        let (trigger, gateway) = (Arc::new(Notify::new()), Reloadable::fixed(None));
+        Ok(Notifiers { board, trigger, systemd, gateway, webhook, messages, watchdog })
     }
 
     pub fn dashboard<S>(
@@ -203,6 +208,7 @@ impl Notifiers {
             access,
             webhook: self.webhook.clone(),
             extra_metrics: more_metrics,
+            details: DetailCache::new(detail_source(self.gateway.clone())),
         }
     }
 
@@ -215,6 +221,13 @@ impl Notifiers {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, messages).await;
         }
     }
+}
+
+fn detail_source(gateway: Reloadable<Option<ApiClient>>) -> DetailSource {
+    Box::new(move || {
+        let client = gateway.get();
+        Box::pin(async move { Abide::of_client(client.as_ref().clone()?).rows("&brief=1").await.ok() })
+    })
 }
 
 fn notifier(url: &str, insecure: bool, template: Option<&Path>) -> Result<Notifier, Failure> {

@@ -1,6 +1,6 @@
 //! Sync status of processes without manifests on disk: compared with the active revision in the state store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Failure;
 use super::commands::plan::groups;
@@ -9,7 +9,7 @@ use crate::clock;
 use crate::contract::NextAction;
 use crate::control::{pin, stored_revisions, suspended};
 use crate::manifest::{self, Limits};
-use crate::model::{Desired, InstanceKey, Observed};
+use crate::model::{Desired, HostKey, InstanceKey, Observed};
 use crate::observe::Target;
 use crate::reconcile::{HoldRules, Rules, SyncStatus, reconcile, sync_statuses};
 use crate::source::set_default_user;
@@ -19,11 +19,14 @@ pub struct ProcessStatus {
     pub sync: SyncStatus,
     /// The next steps with reasons, or why the instance is held.
     pub next: Vec<NextAction>,
+    /// Where the revision declares it: `file:line:column`.
+    pub declared: Option<String>,
 }
 
 /// The status of every instance whose owner has an active revision.
 pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, ProcessStatus>, Failure> {
-    let observed = live.observe_all().await?;
+    let mut observed = live.observe_all().await?;
+    let alive = connected_hosts(live, &observed).await?;
     let (holds, pauses) = live.restraints().await?;
     // An owner without observed processes may still declare some.
     let mut owners = stored_revisions::owners(&live.state).await.unwrap_or_default();
@@ -31,6 +34,9 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
     let mut all = BTreeMap::new();
     for owner in owners {
         let Some(desired) = active_desired(live, &owner).await else { continue };
+        if let Some(alive) = &alive {
+            add_gaps(&mut observed, &desired, alive);
+        }
         let suspended = suspended::read(&live.state, &owner).await.unwrap_or_default();
         let by_controller = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
         let (manual, pauses) = (holds.clone(), pauses.clone());
@@ -41,8 +47,28 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
     Ok(all)
 }
 
+/// The hosts with a connected agent. `None`: the target does not report agents.
+async fn connected_hosts(
+    live: &ConnectedTarget,
+    observed: &Observed,
+) -> Result<Option<BTreeSet<HostKey>>, Failure> {
+    if live.abide().is_err() {
+        return Ok(None);
+    }
+    let hosts = live.hosts(observed).await?.into_iter();
+    Ok(Some(hosts.filter(|host| host.agent).map(|host| host.host).collect()))
+}
+
+/// A declared host without an agent cannot be observed, also if none of its processes is registered.
+fn add_gaps(observed: &mut Observed, desired: &Desired, alive: &BTreeSet<HostKey>) {
+    for key in desired.instances.keys().filter(|key| !alive.contains(&key.host)) {
+        let why = || "no agent is connected".to_owned();
+        observed.gaps.entry(key.host.clone()).or_insert_with(why);
+    }
+}
+
 /// The desired state of the pinned, else of the active revision. `None`: not stored, or no longer valid.
-async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
+pub async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
     let revision = match pin::read(&live.state, owner).await.ok()? {
         Some((pin, _)) => pin.revision,
         None => stored_revisions::active(&live.state, owner).await.ok()?.0?.revision,
@@ -78,7 +104,8 @@ fn statuses_of_owner(
     }
     let status = |(key, sync): (&InstanceKey, SyncStatus)| {
         let next = next.get(key).cloned().unwrap_or_default();
-        (key.clone(), ProcessStatus { sync, next })
+        let declared = desired.instances.get(key).map(|want| want.origin.place.to_string());
+        (key.clone(), ProcessStatus { sync, next, declared })
     };
     // Instances of other owners are compared with their owners' revisions.
     let ours = |(key, _): &(&InstanceKey, SyncStatus)| {

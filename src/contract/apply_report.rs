@@ -15,6 +15,9 @@ pub struct ApplyReport {
     pub outcomes: Vec<StepReport>,
     /// Instances that are in sync but unhealthy.
     pub not_well: Vec<UnhealthyInstance>,
+    /// Processes whose rollout failed and was rolled back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rolled_back: Vec<RolledBackProcess>,
     pub converged: bool,
     pub exit: ExitReport,
 }
@@ -37,6 +40,15 @@ pub struct StepReport {
 pub struct UnhealthyInstance {
     pub instance: String,
     pub health: Health,
+    pub why: String,
+}
+
+/// A process whose rollout failed and was rolled back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RolledBackProcess {
+    /// `NAMESPACE/NAME`
+    pub process: String,
+    /// The first failed instance, with the output of its probe or command.
     pub why: String,
 }
 

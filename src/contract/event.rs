@@ -172,6 +172,9 @@ pub enum EventDetails {
     },
     RolledBack {
         processes: String,
+        /// The first failed instance of each, with the output of its probe or command.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        why: String,
     },
     Converged {
         settled: usize,

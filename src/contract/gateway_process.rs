@@ -12,6 +12,9 @@ use super::present;
 use super::process_row::{Hosting, ListedProcess, ProcessRow};
 use crate::model::{Health, HostKey, InstanceKey, Name, SpecRevision, SyncStatus};
 
+/// State of a file with the content that the configmap states.
+const AS_STATED: &str = "as_stated";
+
 /// One process. `S` is the form of a spec: a reader may parse repeated specs once. Fields after `hosting` may be missing
 /// in the rows of another version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,6 +39,10 @@ pub struct GatewayProcess<S = Value> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
+    /// and not known to be in effect.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub live_spec_unknown: bool,
     #[schemars(with = "Health")]
     pub health: String,
     pub hosting: Hosting,
@@ -141,6 +148,14 @@ pub enum RunReport {
     },
 }
 
+impl<S> GatewayProcess<S> {
+    /// Files of the configmap that differ on the host, or are missing.
+    pub fn drifted_files(&self) -> Vec<String> {
+        let is_drift = |state: &Value| state.as_str().is_some_and(|state| state != AS_STATED);
+        self.config.iter().filter(|(_, state)| is_drift(state)).map(|(path, _)| path.clone()).collect()
+    }
+}
+
 impl GatewayProcess {
     /// A redacted spec takes the place of a full one.
     pub fn with_redacted_specs(mut self) -> GatewayProcess {
@@ -158,7 +173,7 @@ impl GatewayProcess {
 
     /// The row of `get processes`. Without a live agent the last report is not current.
     pub(super) fn listed(self, sync: SyncStatus) -> ListedProcess {
-        let current = self.agent;
+        let (current, drifted_files) = (self.agent, self.drifted_files());
         let row = ProcessRow {
             instance: self.instance,
             namespace: self.namespace,
@@ -172,6 +187,7 @@ impl GatewayProcess {
             owner: self.owner,
             revision: self.revision,
             live_revision: self.live_revision,
+            live_spec_unknown: self.live_spec_unknown,
             sync,
             health: if current { self.health } else { Health::Unknown.word().to_owned() },
             hosting: if current { self.hosting } else { Hosting::Unknown },
@@ -193,6 +209,8 @@ impl GatewayProcess {
             threads: self.figures.as_ref().map(|figures| figures.threads),
             cores: self.figures.as_ref().map(|figures| figures.cores),
             memory: self.figures.as_ref().map(|figures| figures.memory),
+            source: None,
+            drifted_files,
             why: None,
         }
     }

@@ -88,6 +88,9 @@ pub struct HistoryStep {
     pub instance: InstanceKey,
     pub op: Op,
     pub outcome: StepOutcome,
+    /// Why the step failed, shortened.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 /// One run that changed an instance, in `describe`.

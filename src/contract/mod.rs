@@ -6,7 +6,9 @@
 //!
 //! A time is a text in RFC 3339. An `Option` is `null` when unset, unless the field is skipped.
 
+mod access;
 mod apply_report;
+mod controller_status;
 mod event;
 mod figures;
 mod fleet;
@@ -27,7 +29,11 @@ mod status;
 mod task;
 mod words;
 
-pub use apply_report::{ApplyReport, ExitReport, RefusalReport, StepReport, UnhealthyInstance};
+pub use access::AccessInfo;
+pub use apply_report::{
+    ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
+};
+pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
 pub use fleet::{
@@ -50,7 +56,7 @@ pub use problem::{
 };
 pub use process_row::{
     ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
-    ProcessDetails, ProcessRow, ROW_FIELDS, TargetProcess, row_fields,
+    ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, row_fields,
 };
 pub use schema::SchemaSet;
 pub use server::{Accepted, ConfigFileRow, ConfigOrigin, ErrorBody, ServerHealth, VersionInfo};
@@ -59,8 +65,8 @@ pub use state::{
     StatePage, StateReleased, StateSlice, StoreAnswer, StoreRequest, TxnAnswer, WriteItem,
 };
 pub use status::{
-    ActiveSource, ControllerReport, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails, PinnedOwner,
-    SourceReport, TargetDown, TargetReport,
+    ActiveSource, ControllerReport, DriftedFile, InstanceCounts, LeaderHost, OutOfSyncInstance, PinDetails,
+    PinnedOwner, SourceReport, TargetDown, TargetReport,
 };
 pub use task::{FoundTask, RenameRequest, TaskAnswer, TaskEntry};
 

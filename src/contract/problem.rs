@@ -39,6 +39,9 @@ pub struct Difference {
     pub live: Option<Vec<FieldDifference>>,
     /// Why the state is unknown.
     pub unknown: Option<String>,
+    /// Files of the configmap that differ on the host, or are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
     /// Why the plan holds it.
     pub held: Option<HoldReason>,
     /// `file:line:column`

@@ -32,6 +32,10 @@ pub struct ProcessRow {
     pub revision: Option<SpecRevision>,
     /// Of the spec in effect.
     pub live_revision: Option<SpecRevision>,
+    /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
+    /// and not known to be in effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live_spec_unknown: bool,
     pub sync: SyncStatus,
     /// The word of the agent.
     #[schemars(with = "Health")]
@@ -42,7 +46,7 @@ pub struct ProcessRow {
     pub report_time: Option<String>,
 }
 
-/// Names of the fields of [`ProcessRow`].
+/// Names of the fields that every [`ProcessRow`] has.
 pub const ROW_FIELDS: [&str; 17] = [
     "instance",
     "namespace",
@@ -64,7 +68,7 @@ pub const ROW_FIELDS: [&str; 17] = [
 ];
 
 /// Additional fields of an [`OfflineRow`].
-const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+const EXTRA_FIELDS: [&str; 5] = ["spec", "live_spec", "live_spec_unknown", "ran", "unknown"];
 
 /// Every field that `plan --observed` knows.
 pub fn row_fields() -> impl Iterator<Item = &'static str> {
@@ -133,12 +137,18 @@ pub struct ListedProcess {
     /// Bytes.
     #[serde(default)]
     pub memory: Option<u64>,
+    /// Where the active revision of its owner declares it: `file:line:column`; `null`: unknown.
+    #[serde(default)]
+    pub source: Option<String>,
+    /// Files of the configmap that differ on the host, or are missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifted_files: Vec<String>,
     /// Why it is an orphan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// A row of the controller, as of its last observation.
+/// A row of the controller, as of its last observation; its details are those of the target's own row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerProcess {
     #[serde(flatten)]
@@ -146,6 +156,39 @@ pub struct ControllerProcess {
     pub held: Option<HeldDetail>,
     /// `file:line:column`
     pub declared: Option<String>,
+    /// The same as `declared`, as in `get processes`.
+    #[serde(default)]
+    pub source: Option<String>,
+    #[serde(flatten)]
+    pub details: ReportedDetails,
+}
+
+/// Details that the agent reports; `null`: unknown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ReportedDetails {
+    /// `null` without credentials: it may quote output of the process.
+    pub message: Option<String>,
+    /// Relaunches by supervision since the registration.
+    pub restarts: Option<u64>,
+    pub last_exit: Option<ExitDetails>,
+    /// Figures of its process tree: percent of the host.
+    pub cpu: Option<f64>,
+    pub mem: Option<f64>,
+    pub fds: Option<u32>,
+    pub threads: Option<u32>,
+    /// CPU time per elapsed time, in cores.
+    pub cores: Option<f64>,
+    /// Bytes.
+    pub memory: Option<u64>,
+}
+
+impl From<ListedProcess> for ReportedDetails {
+    fn from(listed: ListedProcess) -> ReportedDetails {
+        let ListedProcess { message, restarts, last_exit, cpu, mem, fds, threads, cores, memory, .. } =
+            listed;
+        ReportedDetails { message, restarts, last_exit, cpu, mem, fds, threads, cores, memory }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -233,6 +276,8 @@ impl TargetProcess {
                     threads: None,
                     cores: None,
                     memory: None,
+                    source: None,
+                    drifted_files: Vec::new(),
                     why: None,
                 }
             }
@@ -288,6 +333,8 @@ pub struct OfflineRow<'a> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    #[serde(default)]
+    pub live_spec_unknown: bool,
     pub health: Option<String>,
     pub since: Option<String>,
     pub report_time: Option<String>,
@@ -321,6 +368,7 @@ mod tests {
             owner: None,
             revision: None,
             live_revision: None,
+            live_spec_unknown: false,
             sync: SyncStatus::InSync,
             health: "Healthy".to_owned(),
             hosting: Hosting::Unknown,

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
+use super::controller_status::PublishedStatus;
 use super::event::EventEntry;
 use super::hold::{HoldEntry, PauseEntry};
 use super::plan::HeldRow;
@@ -116,10 +117,26 @@ pub struct TargetReport {
     pub processes_running: usize,
     /// Processes that are out of sync or unhealthy.
     pub not_as_told: Vec<OutOfSyncInstance>,
+    /// Processes that were adopted and not restarted since: the spec that they run with is unknown.
+    #[serde(default)]
+    pub unknown_specs: Vec<InstanceKey>,
+    /// Processes with files on the host that differ from the configmap.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drifted_files: Vec<DriftedFile>,
     pub holds: usize,
     pub pauses: usize,
     pub pins: Vec<PinnedOwner>,
     pub sources: Vec<ActiveSource>,
+    /// Controllers, as they last published themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub controllers: Vec<PublishedStatus>,
+}
+
+/// A file on a host that differs from the configmap of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DriftedFile {
+    pub instance: InstanceKey,
+    pub path: String,
 }
 
 /// The local system is not running.

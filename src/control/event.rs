@@ -72,6 +72,8 @@ pub enum ControllerEvent<'a> {
     /// A rollout failed, and its processes are rolled back.
     RolledBack {
         processes: &'a str,
+        /// The first failure of each, with the output of its probe or command.
+        why: &'a str,
         /// Number of steps of the rollback.
         steps: usize,
     },

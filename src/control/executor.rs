@@ -23,7 +23,7 @@ use super::in_flight::has_barriers;
 use super::{ControllerConfig, Target, history};
 use crate::clock;
 use crate::contract::{HistoryEntry, OperationCounts};
-use crate::engine::rollback::{plan_rollback, previous_desired};
+use crate::engine::rollback::{PreviousState, names_of, reasons_of};
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{
     self, ExecutionContext, ExecutionEvent, ExecutionResult, ExecutionSettings, StepOutcome, StepResult,
@@ -60,15 +60,12 @@ pub struct WorkItem {
 /// Progress of a work item.
 pub enum WorkEvent {
     /// No more steps of this instance follow; the results of its steps.
-    InstanceDone {
-        item: u64,
-        instance: InstanceKey,
-        tried: Vec<StepResult>,
-    },
+    InstanceDone { item: u64, instance: InstanceKey, tried: Vec<StepResult> },
     Finished {
         item: u64,
         tried: Vec<StepResult>,
-        put_back: BTreeSet<ProcessKey>,
+        /// Processes that were rolled back, each with the reason.
+        put_back: BTreeMap<ProcessKey, String>,
     },
 }
 
@@ -124,11 +121,16 @@ impl<T: Target> Executor<'_, T> {
         let working = async {
             let ExecutionResult { ended, to_roll_back } = executing.await;
             let put_back = match to_roll_back.is_empty() {
-                true => BTreeSet::new(),
-                false => self.roll_back(&item, &context, &to_roll_back).await,
+                true => BTreeMap::new(),
+                false => self.roll_back(&item, &context, &ended, &to_roll_back).await,
             };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
-            let exit = if failed == 0 { 0 } else { 3 };
+            let exit = match failed {
+                0 => 0,
+                // Everything is as before.
+                _ if !to_roll_back.is_empty() && put_back.len() == to_roll_back.len() => 7,
+                _ => 3,
+            };
             let end = RunEnd { exit, converged: None, failed, steps: history::steps(&ended) };
             ((ended, put_back), end)
         };
@@ -182,37 +184,40 @@ impl<T: Target> Executor<'_, T> {
         &self,
         item: &WorkItem,
         context: &ExecutionContext,
-        processes: &BTreeSet<ProcessKey>,
-    ) -> BTreeSet<ProcessKey> {
-        let back = previous_desired(&item.desired, &context.before, processes);
-        let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
-        let names = &names.join(", ");
+        ended: &[StepResult],
+        processes: &BTreeMap<ProcessKey, String>,
+    ) -> BTreeMap<ProcessKey, String> {
+        let (WorkItem { plan, desired, .. }, caps) = (item, &self.config.rules.caps);
+        let previous = PreviousState::of(desired, &context.before, (plan, ended), processes, caps);
+        let (back, names) = (&previous.desired, &names_of(processes));
         let begin = Instant::now();
         let mut observed = loop {
-            match self.target.observe(&back, false).await {
+            match self.target.observe(back, false).await {
                 Ok(world) => break world.observed,
                 Err(why) if begin.elapsed() > ROLLBACK_OBSERVE_TIMEOUT || *context.settings.stop.borrow() => {
                     let why = format!("{names}: rollout failed and cannot be rolled back: {why}");
                     self.events.emit(ControllerEvent::Failure { why: &why });
-                    return BTreeSet::new();
+                    return BTreeMap::new();
                 }
                 Err(_) => tokio::time::sleep(OBSERVE_RETRY_INTERVAL).await,
             }
         };
-        let now = clock::at(self.target.now(), &back);
-        let plan = plan_rollback(&back, &mut observed, &self.config.rules, &now);
-        self.events.emit(ControllerEvent::RolledBack { processes: names, steps: plan.steps().count() });
+        let now = clock::at(self.target.now(), back);
+        let plan = previous.plan(&mut observed, &self.config.rules, &now);
+        let (why, steps) = (&reasons_of(processes), plan.steps().count());
+        self.events.emit(ControllerEvent::RolledBack { processes: names, why, steps });
         let ExecutionSettings { run, restraints, stop, .. } = &context.settings;
         let settings = self.execution_settings(format!("{run}-back"), restraints.clone(), stop.clone());
-        let again = ExecutionContext::new(settings, &back, &observed, &plan);
+        let again = ExecutionContext::new(settings, back, &observed, &plan);
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |event: ExecutionEvent<'_>| self.forward_event(&plan, &event);
         let done = execute::execute(&plan, backend, state, &again, &mut each).await;
         let bad = done.ended.iter().filter(|one| !one.outcome.is_well()).map(|one| &one.instance);
-        let bad = bad.chain(plan.held.iter().map(|held| &held.instance));
+        let bad = bad.chain(plan.held.iter().map(|held| &held.instance)).chain(&previous.lost);
         let bad: BTreeSet<&ProcessKey> =
-            bad.filter_map(|key| back.instances.get(key)).map(|want| &want.origin.declared).collect();
-        processes.iter().filter(|process| !bad.contains(process)).cloned().collect()
+            bad.filter_map(|key| desired.instances.get(key)).map(|want| &want.origin.declared).collect();
+        let restored = processes.iter().filter(|(process, _)| !bad.contains(process));
+        restored.map(|(process, why)| (process.clone(), why.clone())).collect()
     }
 }
 

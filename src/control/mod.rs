@@ -21,12 +21,13 @@ pub mod backoff;
 mod event;
 mod executor;
 mod in_flight;
+mod published;
 mod reconciler;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
@@ -39,6 +40,8 @@ use self::reconciler::Reconciler;
 use self::spec_history::ManifestHistory;
 use self::status::Row;
 use crate::clock;
+use crate::contract::PublishedStatus;
+use crate::engine::published_status::Publisher;
 pub use crate::engine::{history, pin, stored_revisions};
 use crate::execute::Precheck;
 use crate::ids;
@@ -114,7 +117,12 @@ pub async fn run<T: Target>(
     stop: watch::Receiver<bool>,
     on_event: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
 ) {
-    let events = &EventSink::new(on_event);
+    let published = Mutex::new(published::initial(config));
+    let mut on_event = |event: ControllerEvent<'_>| {
+        published::record(&mut published.lock().unwrap_or_else(PoisonError::into_inner), &event);
+        on_event(event);
+    };
+    let events = &EventSink::new(&mut on_event);
     let (work_items, work_queue) = mpsc::unbounded_channel();
     let (work_events, work_results) = mpsc::unbounded_channel();
     let (halt, halted) = watch::channel(false);
@@ -130,6 +138,8 @@ pub async fn run<T: Target>(
         took: Duration::ZERO,
         last_pass_at: None,
         due: None,
+        published: &published,
+        publisher: Publisher::default(),
     };
     tokio::join!(executor.work(work_queue), control_loop.run_loop(source, stop));
 }
@@ -149,6 +159,9 @@ struct ControlLoop<'a, T> {
     last_pass_at: Option<Instant>,
     /// When streamed changes require a pass.
     due: Option<Instant>,
+    /// The status for other commands.
+    published: &'a Mutex<PublishedStatus>,
+    publisher: Publisher,
 }
 
 impl<T: Target> ControlLoop<'_, T> {
@@ -178,6 +191,7 @@ impl<T: Target> ControlLoop<'_, T> {
                 renewed = Instant::now();
                 source.reset();
                 self.pass.reset();
+                self.publisher.reset();
                 self.last_pass_at = None;
             }
             if self.is_pass_due(source) {
@@ -186,6 +200,7 @@ impl<T: Target> ControlLoop<'_, T> {
                 let pass = self.pass_once(source, leader.clone());
                 stop_on_lease_loss(state, &leader, stop.clone(), &halt, pass).await;
             }
+            self.publish().await;
             self.events.emit(ControllerEvent::Tick);
             let wants = |key: &InstanceKey| source.wants(key);
             let cares = |key: &InstanceKey, seen: Option<&ObservedInstance>| {
@@ -207,6 +222,12 @@ impl<T: Target> ControlLoop<'_, T> {
         }
         self.drain().await;
         let _ = state.release_lease(&leader).await;
+    }
+
+    /// Publishes the status for other commands, if it changed.
+    async fn publish(&mut self) {
+        let status = self.published.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.publisher.publish(self.target.state(), status).await;
     }
 
     /// Whether a pass is due.

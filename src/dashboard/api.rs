@@ -17,13 +17,13 @@ use crate::clock;
 use crate::contract::{
     Accepted, ControllerProcess, ControllerReport, EventEntry, HeldDetail, HeldRow, HistoryEntry, HoldEntry,
     Hosting, InstanceCounts, LeaderHost, ManifestProblem, PauseEntry, PauseRequest, Paused, PinDetails,
-    ProcessRow, Resumed, ResumedScope, ServerHealth, SourceReport,
+    ProcessRow, ReportedDetails, Resumed, ResumedScope, ServerHealth, SourceReport,
 };
 use crate::control;
 use crate::control::pin::Pin;
 use crate::control::status::{ControllerStatus, LogEntry, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
-use crate::model::{Health, HeldChange, KnownSpec, Name, ObservedInstance, Pause, seconds};
+use crate::model::{Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds};
 use crate::store::{Error, Store, Txn, keys};
 
 /// Maximum listed held instances, and maximum listed events.
@@ -175,7 +175,15 @@ pub fn hosting_of(row: &Row) -> Hosting {
 }
 
 /// Process rows as in `get processes -o json`, with the hold reason.
-pub fn processes(status: &ControllerStatus) -> Vec<ControllerProcess> {
+pub fn processes(
+    status: &ControllerStatus,
+    details: &BTreeMap<InstanceKey, ReportedDetails>,
+    view: View,
+) -> Vec<ControllerProcess> {
+    let process = |row: &Row| {
+        let details = details.get(&row.key).filter(|_| row.gap.is_none()).cloned().unwrap_or_default();
+        ControllerProcess { details: redact::details(details, view), ..process(row) }
+    };
     status.rows().iter().map(process).collect()
 }
 
@@ -210,13 +218,15 @@ fn process(row: &Row) -> ControllerProcess {
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered).filter(|_| there),
         live_revision: revision(&seen.specs.live).filter(|_| there),
+        live_spec_unknown: seen.specs.is_live_assumed,
         sync: row.sync,
         health: health_of(row).word().to_owned(),
         hosting: hosting_of(row),
         since: seen.since.map(|time| time.to_string()),
         report_time: seen.report_time.map(|time| time.to_string()),
     };
-    ControllerProcess { row, held, declared }
+    let (source, details) = (declared.clone(), ReportedDetails::default());
+    ControllerProcess { row, held, declared, source, details }
 }
 
 /// The plan of the last pass.
@@ -235,6 +245,7 @@ pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorRe
 pub async fn history<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
+    view: View,
 ) -> Result<Vec<HistoryEntry>, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
@@ -245,7 +256,10 @@ pub async fn history<S: Store>(
     let state = dashboard.state.get();
     let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
-        Ok(Ok(newest)) => Ok(newest),
+        Ok(Ok(newest)) => Ok(match view {
+            View::Full => newest,
+            View::Redacted => redact::history(newest),
+        }),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
         Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }

@@ -1,8 +1,8 @@
 //! Controller dashboard: page, JSON API, event stream and metrics; webhooks, pauses and observation requests.
 //!
 //! # Theory of operation
-//! Every response is built from the [`StatusBoard`] that the control loop writes: no request calls the target, and
-//! none can block the loop. [`api`] is the JSON API that [`openapi`] describes, [`page`] the page, [`events`] the event stream, [`metrics`] the
+//! Every response is built from the [`StatusBoard`] that the control loop writes: no request can block the loop. Only the
+//! details of process rows are read from the target ([`process_details`]), bounded in time and rate. [`api`] is the JSON API that [`openapi`] describes, [`page`] the page, [`events`] the event stream, [`metrics`] the
 //! metrics, and [`notify`] sends notifications.
 //!
 //! [`access`] admits requests. On a loopback address reading needs no token unless the listener requires one; changes
@@ -17,6 +17,7 @@ mod metrics;
 pub mod notify;
 mod openapi;
 mod page;
+mod process_details;
 mod redact;
 mod webhook;
 
@@ -36,6 +37,7 @@ use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::AccessControl;
 use self::access::{AuthMethod, WrongCredentials, mark_wrong_credentials};
+pub use self::process_details::{DetailCache, DetailSource};
 use self::redact::View;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
@@ -44,8 +46,8 @@ use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
     AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, CredentialScope,
-    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, end_on_revocation,
-    read_body,
+    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, admit_known,
+    end_on_revocation, read_body,
 };
 use crate::store::Store;
 
@@ -74,6 +76,7 @@ pub struct Dashboard<S> {
     /// Webhook verification; `None`: webhooks are disabled.
     pub webhook: Option<Webhook>,
     pub extra_metrics: Option<ExtraMetrics>,
+    pub details: DetailCache,
 }
 
 struct DashboardState<S> {
@@ -240,7 +243,7 @@ async fn respond<S: Store>(
     }
     authorize(dashboard, parts, route).await?;
     // After the header checks: the body of a caller without the token is not read.
-    let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
+    let admit = || admit_known(&shared.known, None).map_err(|resource| overloaded(connection, resource));
     let view = dashboard.access.view(parts);
     Ok(match route {
         Route::Page => page::page(board, view, dashboard.access.token.is_some()),
@@ -249,7 +252,10 @@ async fn respond<S: Store>(
             redirect_to_page()
         }
         Route::Status => json_response(StatusCode::OK, &api::status(board, view)),
-        Route::Processes => json_response(StatusCode::OK, &api::processes(&board.status())),
+        Route::Processes => {
+            let details = dashboard.details.get().await;
+            json_response(StatusCode::OK, &api::processes(&board.status(), &details, view))
+        }
         Route::Events => {
             let response = events::stream(board, readers.of(view), parts, view)?;
             match dashboard.access.reader_revocation(parts) {
@@ -258,7 +264,7 @@ async fn respond<S: Store>(
             }
         }
         Route::Plan => api::plan(dashboard, view)?,
-        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts).await?),
+        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts, view).await?),
         Route::Metrics => {
             let mut text = metrics::text(board, readers.open());
             if let Some(more) = &dashboard.extra_metrics {
@@ -427,7 +433,7 @@ async fn read_whole_body(
             error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB or incomplete")
         }
         BodyError::TooSlow => error_response(StatusCode::REQUEST_TIMEOUT, "reading the body timed out"),
-        BodyError::NoMemory => overloaded(connection, LimitedResource::BodyMemory),
+        BodyError::Exhausted(resource) => overloaded(connection, resource),
         BodyError::Evicted => busy(
             StatusCode::SERVICE_UNAVAILABLE,
             "too many concurrent requests of unauthenticated callers: try again",

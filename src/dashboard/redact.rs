@@ -3,7 +3,7 @@
 //! Every user of the machine can reach a loopback listener and read its responses without the token. Names, states,
 //! reasons and counts stay visible. The shape of the JSON is the same, and `redacted: true` marks hidden values.
 
-use crate::contract::{ManifestProblem, PlanDocument};
+use crate::contract::{ExitDetails, HistoryEntry, ManifestProblem, PlanDocument, ReportedDetails};
 use crate::control::status::{HIDDEN, is_private, may_quote};
 
 /// The part of the data that a reader may see.
@@ -25,6 +25,24 @@ pub fn plan(mut plan: PlanDocument) -> PlanDocument {
     }
     plan.redacted = Some(true);
     plan
+}
+
+/// Redacts the details of a process: a message or the detail of an exit may quote output or a command.
+pub fn details(details: ReportedDetails, view: View) -> ReportedDetails {
+    if view == View::Full {
+        return details;
+    }
+    let last_exit = details.last_exit.map(|exit| ExitDetails { detail: String::new(), ..exit });
+    ReportedDetails { message: None, last_exit, ..details }
+}
+
+/// Redacts the history: the message of a failed step has output of its process.
+pub fn history(mut entries: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
+    for step in entries.iter_mut().flat_map(|entry| &mut entry.steps).filter(|step| !step.message.is_empty())
+    {
+        step.message = HIDDEN.to_owned();
+    }
+    entries
 }
 
 /// Redacts manifest problems: a message about a command or a variable may quote it.

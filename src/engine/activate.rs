@@ -2,7 +2,9 @@
 
 use super::history::{self, RunEnd};
 use super::input::{PlanDigests, PlanInput};
+use super::other_sources;
 use super::pin::{self, Pin};
+use super::protections;
 use super::report::Report;
 use super::stored_revisions::{self, NewRevision};
 use crate::contract::HistoryEntry;
@@ -34,6 +36,8 @@ impl Activation {
         source: ManifestSource<'_>,
     ) -> Result<Option<Pin>, Error> {
         let owner = &input.rules.owner;
+        // Before the revision: a crash in between leaves a protection too many, not one too few.
+        protections::record(state, owner, &input.loaded.desired, &input.rules.selection).await?;
         match self {
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
@@ -105,8 +109,8 @@ pub(super) fn history_result(report: &Report) -> RunEnd {
     }
 }
 
-/// The source of the owner's active revision, if it is another one.
+/// The source of the owner's active revision, if it is neither this one nor a directory in it.
 pub async fn changed_source<S: Store>(state: &S, owner: &str, source: &str) -> Result<Option<String>, Error> {
     let last = stored_revisions::active(state, owner).await?.0;
-    Ok(last.map(|last| last.source).filter(|last| last != source))
+    Ok(last.map(|last| last.source).filter(|last| !other_sources::contains(source, last)))
 }

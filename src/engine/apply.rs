@@ -1,5 +1,6 @@
 //! The order of an apply: recover, plan, confirm, lease, plan again, activate, execute, verify, record.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -98,7 +99,8 @@ where
         let reason = sole_reason(plan.held.iter().map(|held| Some(held.reason)));
         let reason = reason.filter(|_| unhealthy.is_empty());
         let converged = Some(conclusion == Conclusion::Done);
-        let results = Results { ended: Vec::new(), converged, conclusion, reason, unhealthy };
+        let (ended, rolled_back) = (Vec::new(), BTreeMap::new());
+        let results = Results { ended, converged, conclusion, reason, unhealthy, rolled_back };
         Ok(results.report(plan, digests))
     }
 

@@ -17,6 +17,9 @@ use crate::store::{Error, Store, Txn, keys};
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of steps listed per entry.
 const MAX_STEPS: usize = 1000;
+/// Maximum number of failed steps with a message per entry, and its length.
+const MAX_MESSAGES: usize = 20;
+const MAX_MESSAGE_CHARS: usize = 500;
 /// Maximum number of entries per owner.
 pub const MAX_ENTRIES: usize = 1000;
 /// Maximum number of old entries deleted with a new one: a long backlog is reduced over several writes.
@@ -99,6 +102,7 @@ pub fn planned_steps(plan: &Plan) -> Vec<HistoryStep> {
         instance: step.instance.clone(),
         op: step.op,
         outcome: StepOutcome::Unknown,
+        message: String::new(),
     };
     plan.steps().take(MAX_STEPS).map(step).collect()
 }
@@ -125,9 +129,22 @@ pub fn changes(history: &[HistoryEntry], instance: &InstanceKey) -> Vec<Instance
 
 /// The results of a run per instance, for its history entry; of a very large run only the first ones.
 pub fn steps(ended: &[StepResult]) -> Vec<HistoryStep> {
-    let step =
-        |one: &StepResult| HistoryStep { instance: one.instance.clone(), op: one.op, outcome: one.outcome };
-    ended.iter().take(MAX_STEPS).map(step).collect()
+    let mut left = MAX_MESSAGES;
+    let mut step = |one: &StepResult| {
+        let shows = !one.outcome.is_well() && one.outcome != StepOutcome::Skipped && left > 0;
+        left -= usize::from(shows);
+        let message = if shows { shorten(&one.message) } else { String::new() };
+        HistoryStep { instance: one.instance.clone(), op: one.op, outcome: one.outcome, message }
+    };
+    ended.iter().take(MAX_STEPS).map(&mut step).collect()
+}
+
+/// The beginning of a message.
+fn shorten(message: &str) -> String {
+    match message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
 }
 
 /// The user who runs this: from `USER`, otherwise by uid.

@@ -6,6 +6,9 @@ use tracing::info;
 
 use super::activate::changed_source;
 use super::error::ApplyError;
+use super::other_sources::declared_elsewhere;
+use super::pin::{self, Pin};
+use super::{protections, stored_revisions};
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
@@ -23,6 +26,8 @@ pub struct PlanRequest<S = NoHistory> {
     pub source: Option<String>,
     /// With `prune`: accept another source than that of the active revision.
     pub accept_source: bool,
+    /// The manifests would become the active revision; false: an earlier revision is pinned.
+    pub activates: bool,
     /// The source for display and history.
     pub shown_source: String,
     /// Where old specs are found.
@@ -40,6 +45,7 @@ impl PlanRequest {
             now,
             source: Some(source.clone()),
             accept_source: false,
+            activates: true,
             shown_source: source,
             search: NoHistory,
         }
@@ -50,20 +56,53 @@ impl<S: SpecSearch> PlanRequest<S> {
     /// Checks the source, reads holds, observes and plans.
     pub async fn plan<T: Target>(self, target: &T) -> Result<(PlanInput, Plan, SpecLookup<S>), ApplyError> {
         let begin = Instant::now();
-        let PlanRequest { loaded, limits, mut rules, now, source, accept_source, shown_source, search } =
-            self;
+        let PlanRequest {
+            loaded,
+            limits,
+            mut rules,
+            now,
+            source,
+            accept_source,
+            activates,
+            shown_source,
+            search,
+        } = self;
         let state_error = |error| TargetError::state(target.name(), error);
-        if let Some(source) = source.filter(|_| rules.prune && !accept_source) {
-            let last = changed_source(target.state(), &rules.owner, &source).await.map_err(state_error)?;
+        if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
+            let last = changed_source(target.state(), &rules.owner, source).await.map_err(state_error)?;
             if let Some(last) = last {
-                return Err(ApplyError::SourceChanged { owner: rules.owner, last, source_now: source });
+                return Err(ApplyError::SourceChanged {
+                    owner: rules.owner,
+                    last,
+                    source_now: source.clone(),
+                });
             }
         }
+        if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
+            let stored = stored_revisions::list(target.state(), &rules.owner).await.map_err(state_error)?;
+            let elsewhere = declared_elsewhere(target.state(), &rules.owner, source, &stored, &limits).await;
+            rules.declared_elsewhere = elsewhere.map_err(state_error)?;
+        }
+        let pin = match activates {
+            true => pin::read(target.state(), &rules.owner).await.map_err(state_error)?.map(|(pin, _)| pin),
+            false => None,
+        };
         (rules.holds.manual, rules.holds.pauses) = target.active_holds().await?;
+        if rules.prune {
+            rules.holds.protections = protections::read(target.state()).await.map_err(state_error)?;
+        }
         let (target_name, offline) = (target.name().to_owned(), false);
         let observed = Observed::default();
-        let mut input =
-            PlanInput { loaded, observed, rules, now, target: target_name, paths: shown_source, offline };
+        let mut input = PlanInput {
+            loaded,
+            observed,
+            rules,
+            now,
+            target: target_name,
+            paths: shown_source,
+            offline,
+            pin,
+        };
         let mut lookup = SpecLookup { search, known: SearchCache::default(), limits };
         let plan = input.observe_and_plan(target, &mut lookup).await?;
         info!(rows = input.observed.instances.len(), took = ?begin.elapsed(), "observed");
@@ -82,6 +121,8 @@ pub struct PlanInput {
     pub paths: String,
     /// The observed state comes from a file, not from a target.
     pub offline: bool,
+    /// The pin in force, unless the plan is for a pinned revision.
+    pub pin: Option<Pin>,
 }
 
 /// Search of old specs with its results, and the limits of the manifests.
@@ -112,7 +153,8 @@ impl PlanInput {
         self.rules.known_namespaces = observation.namespaces(&self.rules.owner);
         let inputs = StablePlanInputs { desired, rules: &self.rules, now: &self.now };
         let SpecLookup { search, known, .. } = lookup;
-        let plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;
+        let mut plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;
+        plan.notes.extend(self.pin.as_ref().map(pin_note));
         self.observed = observation.observed;
         log_planned(&plan, begin);
         Ok(plan)
@@ -131,6 +173,10 @@ impl PlanInput {
     /// Reads the current holds and pauses.
     pub(super) async fn refresh_holds<T: Target>(&mut self, target: &T) -> Result<(), ApplyError> {
         (self.rules.holds.manual, self.rules.holds.pauses) = target.active_holds().await?;
+        if self.rules.prune {
+            let read = protections::read(target.state()).await;
+            self.rules.holds.protections = read.map_err(|error| TargetError::state(target.name(), error))?;
+        }
         Ok(())
     }
 
@@ -151,6 +197,16 @@ impl PlanInput {
         let wanted = ManifestRevision::of(&self.loaded.desired);
         PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
     }
+}
+
+/// A plan of manifests does not show what a pinned revision asks for.
+fn pin_note(pin: &Pin) -> String {
+    let Pin { revision, since, by, .. } = pin;
+    let why = pin.reason.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
+    format!(
+        "revision {} is pinned since {since} by {by}{why}: `watch` keeps it, and an apply of these manifests ends the pin",
+        revision.short()
+    )
 }
 
 fn log_planned(plan: &Plan, begin: Instant) {

@@ -28,9 +28,13 @@ mod verify;
 
 pub mod history;
 pub mod manual;
+pub mod other_sources;
 pub mod pin;
+pub mod protections;
+pub mod published_status;
 pub mod rollback;
 pub mod stored_revisions;
+pub mod transfer;
 
 pub use self::activate::{Activation, changed_source};
 pub use self::apply::apply;

@@ -1,8 +1,10 @@
 //! The result of an apply.
 
+use std::collections::BTreeMap;
+
 use super::input::PlanDigests;
 use crate::execute::StepResult;
-use crate::model::{Health, HoldReason, InstanceKey, Plan};
+use crate::model::{Health, HoldReason, InstanceKey, Plan, ProcessKey};
 
 /// The result of an apply.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub struct Report {
     pub reason: Option<HoldReason>,
     /// Instances that are in sync but unhealthy.
     pub unhealthy: Vec<Unhealthy>,
+    /// Processes whose rollout failed and was rolled back, each with the reason.
+    pub rolled_back: BTreeMap<ProcessKey, String>,
 }
 
 /// How an apply ended.
@@ -64,15 +68,16 @@ pub(super) struct Results {
     pub conclusion: Conclusion,
     pub reason: Option<HoldReason>,
     pub unhealthy: Vec<Unhealthy>,
+    pub rolled_back: BTreeMap<ProcessKey, String>,
 }
 
 impl Results {
     /// The report. An apply converged if and only if it is done, and only an incomplete one has a reason.
     pub fn report(self, plan: Plan, digests: PlanDigests) -> Report {
-        let Results { ended, converged, conclusion, reason, unhealthy } = self;
+        let Results { ended, converged, conclusion, reason, unhealthy, rolled_back } = self;
         let converged = converged.map(|converged| converged && conclusion == Conclusion::Done);
         let reason = reason.filter(|_| conclusion == Conclusion::Incomplete);
-        Report { plan, digests, ended, converged, conclusion, reason, unhealthy }
+        Report { plan, digests, ended, converged, conclusion, reason, unhealthy, rolled_back }
     }
 }
 

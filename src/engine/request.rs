@@ -95,6 +95,8 @@ pub enum ApplyEvent<'a> {
     Executed,
     RollingBack {
         processes: &'a str,
+        /// The first failure of each, with the output of its probe or command.
+        why: &'a str,
     },
     RollbackFailed {
         processes: &'a str,

@@ -1,6 +1,6 @@
 //! Execution of a confirmed plan: steps, early end, rollback of failed rollouts, and verification.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::apply::Apply;
 use super::report::{Conclusion, Results};
 use super::request::{ApplyEvent, ApplyHandler};
-use super::rollback::{plan_rollback, previous_desired};
+use super::rollback::{PreviousState, names_of, reasons_of};
 use super::verify::verify;
 use crate::clock;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
@@ -55,7 +55,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
         self.handler.on_event(ApplyEvent::Executed);
         let is_rolled_back = match to_roll_back.is_empty() {
             true => None,
-            false => Some(self.roll_back(&context, &to_roll_back, &mut cancellation, &mut ended).await),
+            false => Some(self.roll_back(&context, plan, &to_roll_back, &mut cancellation, &mut ended).await),
         };
         let stopped = cancellation.conclusion;
         let mut results =
@@ -68,6 +68,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
                 results.conclusion = Conclusion::Incomplete;
             }
         }
+        results.rolled_back = to_roll_back;
         match is_rolled_back {
             Some(true) => results.conclusion = Conclusion::RolledBack,
             Some(false) => results.conclusion = stopped.unwrap_or(Conclusion::Incomplete),
@@ -81,16 +82,18 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
     async fn roll_back(
         &mut self,
         context: &ExecutionContext,
-        processes: &BTreeSet<ProcessKey>,
+        plan: &Plan,
+        processes: &BTreeMap<ProcessKey, String>,
         cancellation: &mut Cancellation,
         ended: &mut Vec<StepResult>,
     ) -> bool {
         let target = self.target;
-        let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
-        let names = &names.join(", ");
-        self.handler.on_event(ApplyEvent::RollingBack { processes: names });
-        let previous = previous_desired(&self.input.loaded.desired, &context.before, processes);
-        let observing = tokio::time::timeout(ROLLBACK_TIMEOUT, target.observe(&previous, false));
+        let names = &names_of(processes);
+        let why = &reasons_of(processes);
+        self.handler.on_event(ApplyEvent::RollingBack { processes: names, why });
+        let (desired, caps) = (&self.input.loaded.desired, &self.input.rules.caps);
+        let previous = PreviousState::of(desired, &context.before, (plan, ended), processes, caps);
+        let observing = tokio::time::timeout(ROLLBACK_TIMEOUT, target.observe(&previous.desired, false));
         let why = match observing.await {
             Ok(Ok(observation)) => Ok(observation.observed),
             Ok(Err(error)) => Err(error.to_string()),
@@ -103,8 +106,8 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
                 return false;
             }
         };
-        let now = clock::with_zones(&previous);
-        let plan = plan_rollback(&previous, &mut observed, &self.input.rules, &now);
+        let now = clock::with_zones(&previous.desired);
+        let plan = previous.plan(&mut observed, &self.input.rules, &now);
         let settings = ExecutionSettings {
             run: format!("{}-back", context.settings.run),
             // The rollback has its own deadline: a partial rollback would be worse than a late one.
@@ -112,11 +115,12 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
             check: |_| None,
             ..context.settings.clone()
         };
-        let context = ExecutionContext::new(settings, &previous, &observed, &plan);
+        let context = ExecutionContext::new(settings, &previous.desired, &observed, &plan);
         let mut ignore = |_: ExecutionEvent<'_>| {};
         let executing = execute::execute(&plan, target.backend(), target.state(), &context, &mut ignore);
         let done = cancellation.watch(executing).await;
-        let remaining = done.ended.iter().filter(|one| !one.outcome.is_well()).count() + plan.held.len();
+        let remaining = done.ended.iter().filter(|one| !one.outcome.is_well()).count();
+        let remaining = remaining + plan.held.len() + previous.lost.len();
         if remaining > 0 {
             self.handler.on_event(ApplyEvent::RollbackIncomplete { processes: names, steps: remaining });
         }

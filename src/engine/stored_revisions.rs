@@ -27,6 +27,8 @@ use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
 
 /// Maximum number of revisions per owner.
 pub const MAX_REVISIONS: usize = 20;
+/// Maximum number of sources of an owner whose last revision is kept.
+const MAX_SOURCES: usize = 20;
 /// Size of a chunk of a long text, and of one request: stores limit requests.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Approximate number of files per list.
@@ -260,12 +262,15 @@ pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
     state.txn(txn).await.map(|_| ())
 }
 
-/// The revisions beyond the newest [`MAX_REVISIONS`], and the others. The active one stays.
+/// The revisions beyond the newest [`MAX_REVISIONS`], and the others. The active one stays, and so does the newest one of each
+/// other source: its instances are not orphans.
 fn split_expired(all: Vec<Snapshot>, in_force: &ManifestRevision) -> (Vec<Snapshot>, Vec<Snapshot>) {
     let mut nth = 0;
+    let mut sources: BTreeSet<String> = BTreeSet::new();
     all.into_iter().partition(|snapshot| {
         nth += 1;
-        nth > MAX_REVISIONS && snapshot.revision != *in_force
+        let is_last_of_source = sources.len() < MAX_SOURCES && sources.insert(snapshot.source.clone());
+        nth > MAX_REVISIONS && snapshot.revision != *in_force && !is_last_of_source
     })
 }
 

@@ -1,5 +1,6 @@
 //! Verification: observes after the last step until the instances converge, and concludes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -65,7 +66,7 @@ pub(super) async fn verify<T: Target, S: SpecSearch>(
     let conclusion = stopped.unwrap_or_else(|| conclude(&ended, is_converged, is_late));
     let reason = verified.reason(&ended);
     let Verified { converged, unhealthy, .. } = verified;
-    Results { ended, converged, conclusion, reason, unhealthy }
+    Results { ended, converged, conclusion, reason, unhealthy, rolled_back: BTreeMap::new() }
 }
 
 impl Verified {

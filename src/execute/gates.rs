@@ -16,7 +16,7 @@ use tracing::info;
 
 use super::readiness::{Readiness, Waited, readiness};
 use super::run::Run;
-use super::{Dependencies, ExecutionEvent, StepOutcome, in_time};
+use super::{Dependencies, ExecutionEvent, StepOutcome, StepResult, in_time};
 use crate::backend::{Backend, InstanceQuery, Scope};
 use crate::clock;
 use crate::model::{Gate, Host, InstanceKey, Observed, Op, ProcessKey, Wave};
@@ -123,10 +123,22 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     fn count_failures(&mut self, gate: &Gate) {
         if self.outcomes.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
             self.rollouts.given_up.insert(gate.process.clone());
-            if gate.auto_rollback {
-                self.rollouts.to_roll_back.insert(gate.process.clone());
+            if gate.auto_rollback && !self.rollouts.to_roll_back.contains_key(&gate.process) {
+                let why = self.first_failure(&gate.process);
+                self.rollouts.to_roll_back.insert(gate.process.clone(), why);
             }
         }
+    }
+
+    /// The first failed instance of a process, with its message.
+    fn first_failure(&self, process: &ProcessKey) -> String {
+        let is_failure = |one: &&StepResult| {
+            !one.outcome.is_well()
+                && one.outcome != StepOutcome::Skipped
+                && self.terms.dependencies.declared.get(&one.instance) == Some(process)
+        };
+        let first = self.outcomes.ended.iter().find(is_failure);
+        first.map_or_else(String::new, |one| format!("{}: {}", one.instance, one.message))
     }
 
     async fn soak(&mut self, gate: &Gate, of_it: &Changed, how_long: Duration) {
@@ -195,7 +207,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     }
                 }
             });
-            failed.into_iter().for_each(|(key, why)| self.record_unhealthy(&key, &why));
+            self.record_unhealthy(failed).await;
             if open.is_empty() {
                 return;
             }
@@ -209,30 +221,43 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let Some(observed) = self.observe_changed(changed).await else {
             // An interruption is not a failure.
             if !*self.terms.settings.stop.borrow() {
-                changed.keys().for_each(|key| {
-                    self.record_unhealthy(key, "health could not be observed after the change")
-                });
+                let why = "health could not be observed after the change";
+                self.record_unhealthy(changed.keys().map(|key| (key.clone(), why.to_owned())).collect())
+                    .await;
             }
             return;
         };
         let reads_health = self.terms.settings.caps.reads_health;
+        let mut failed = Vec::new();
         for (key, subject) in changed {
             let first = first.and_then(|first| first.instances.get(key));
             let waited = Waited { time: Duration::MAX, first };
             match readiness(subject.spec.as_deref().map(|spec| &**spec), key, &observed, waited, reads_health)
             {
                 Readiness::Ready | Readiness::Pending => {}
-                Readiness::Failed(why) => self.record_unhealthy(key, &why),
+                Readiness::Failed(why) => failed.push((key.clone(), why)),
             }
         }
+        self.record_unhealthy(failed).await;
     }
 
-    fn record_unhealthy(&mut self, key: &InstanceKey, why: &str) {
-        if !self.count_failed(key) {
+    /// Marks instances as failed, each with a reason and the output of its probe or command.
+    async fn record_unhealthy(&mut self, mut failed: Vec<(InstanceKey, String)>) {
+        failed.retain(|(key, _)| self.count_failed(key));
+        if failed.is_empty() {
             return;
         }
-        if let Some(ended) = self.outcomes.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
-            (ended.outcome, ended.message) = (StepOutcome::Failed, why.to_owned());
+        let keys: Vec<InstanceKey> = failed.iter().map(|(key, _)| key.clone()).collect();
+        let deadline = self.terms.settings.deadline;
+        let messages = in_time(deadline, self.backend.messages(&keys)).await.unwrap_or_default();
+        for (key, why) in failed {
+            let message = match messages.get(&key) {
+                Some(message) => format!("{why}: {message}"),
+                None => why,
+            };
+            if let Some(ended) = self.outcomes.ended.iter_mut().rev().find(|ended| ended.instance == key) {
+                (ended.outcome, ended.message) = (StepOutcome::Failed, message);
+            }
         }
     }
 }

@@ -67,6 +67,9 @@ pub struct Entry {
     /// start or host. For a start it is [`super::lost_reply::earliest`]: start times are rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ours_after: Option<Time>,
+    /// The process was adopted with an unknown spec and not restarted since: `live` is the spec of its adoption.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -168,6 +171,7 @@ impl Entry {
             hosted: seen.hosted == Some(true),
             running: seen.running == Some(true),
             pid: seen.process.pid.filter(|_| step.op.pid_stays()),
+            adopted: seen.specs.is_live_assumed,
             ..base
         }
     }
@@ -226,7 +230,9 @@ impl Entry {
             specs: ObservedSpecs {
                 registered: version(&self.given),
                 live: version(&self.live),
+                is_live_assumed: self.adopted && self.running,
                 ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
+                ..ObservedSpecs::default()
             },
             process: RunningProcess { pid: self.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()
@@ -315,8 +321,7 @@ impl Ledger {
 
 /// A process without an owner, with its facts only.
 fn disown(seen: &mut ObservedInstance) {
-    (seen.owner, seen.specs.registered, seen.specs.live, seen.specs.ran) =
-        (None, KnownSpec::Unknown, KnownSpec::Unknown, LastRun::Unknown);
+    (seen.owner, seen.specs) = (None, ObservedSpecs::default());
 }
 
 fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
@@ -347,6 +352,7 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
             (_, Some(sent)) if another && entry.unsure => sent.version(),
             (Some(_) | None, _) => seen.specs.registered.clone(),
         };
+        seen.specs.is_live_assumed |= entry.adopted && entry.running && !another;
     }
     if let Some(run) = entry.ran {
         seen.specs.ran = LastRun::Digest(run);

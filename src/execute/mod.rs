@@ -29,7 +29,7 @@ mod readiness;
 mod recovery;
 mod run;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -90,8 +90,8 @@ pub enum ExecutionEvent<'a> {
 pub struct ExecutionResult {
     /// Every step, in order.
     pub ended: Vec<StepResult>,
-    /// Processes to roll back: their rollout ended because too many instances failed.
-    pub to_roll_back: BTreeSet<ProcessKey>,
+    /// Processes to roll back, each with the reason: their rollout ended because too many instances failed.
+    pub to_roll_back: BTreeMap<ProcessKey, String>,
 }
 
 /// Time beyond the deadline for a reply, and for the last store write.
@@ -184,6 +184,6 @@ fn not_started(waves: &[Wave], why: &str) -> ExecutionResult {
     };
     ExecutionResult {
         ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(),
-        to_roll_back: BTreeSet::new(),
+        to_roll_back: BTreeMap::new(),
     }
 }

@@ -1,13 +1,13 @@
-//! Authentication: apps by code and secret, with their namespaces; agents by token, with their hosts.
+//! Authentication: apps by code and secret, agents by token, with their hosts.
 //!
 //! Secrets are stored as digests and compared in constant time. Only health routes need no credentials. Both lists are
-//! files that reload on change.
+//! files that reload on change. [`super::apps`] reads the apps, [`super::access`] decides what each may do.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
@@ -16,10 +16,14 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
+use super::access::Grant;
+pub use super::apps::Apps;
+use super::apps::{AppLogin, LoginError, SecretValidity, from_hex};
 use super::fleet::AgentGuard;
-use super::routes::{ApiCall, RouteAccess};
+use super::routes::{ApiCall, RouteRule};
+use crate::clock;
 use crate::http::{CredentialCheck, CredentialKey, CredentialScope, Reloadable, Revocation, base64, is_weak};
-use crate::model::{HostKey, glob};
+use crate::model::HostKey;
 use crate::permissions::PermissionError;
 
 /// Why a file of apps or tokens cannot be used. The texts contain no secret.
@@ -40,8 +44,14 @@ pub enum CredentialsError {
     Yaml { line: Option<usize> },
     #[error("app {app:?}: secret_sha256 is not 64 hex digits")]
     Digest { app: String },
-    #[error("app {app:?} needs either secret or secret_sha256")]
+    #[error("app {app:?} needs either secret or secret_sha256, or a list `secrets` of them")]
     NoSecret { app: String },
+    #[error("app {app:?}: secrets has one entry, or two during a rotation")]
+    SecretCount { app: String },
+    #[error("app {app:?}: role is read, operate or admin")]
+    Role { app: String },
+    #[error("app {app:?}: expires is not a time in RFC 3339 or a date")]
+    Expiry { app: String },
     #[error("app {app:?} is listed twice")]
     ListedTwice { app: String },
     #[error("line {line} must have the form CLOUD:IP TOKEN or * TOKEN")]
@@ -59,124 +69,13 @@ fn line_shown(line: Option<usize>) -> String {
 }
 
 /// Reads a file of credentials. `parse` also returns warnings.
-fn read_list<T>(
+pub(super) fn read_list<T>(
     file: &Path,
     parse: impl FnOnce(&str) -> Result<T, CredentialsError>,
 ) -> Result<T, CredentialsFileError> {
     let text = std::fs::read_to_string(file)
         .map_err(|source| CredentialsFileError::Read { file: file.to_owned(), source })?;
     parse(&text).map_err(|source| CredentialsFileError::Invalid { file: file.to_owned(), source })
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Apps(Vec<App>);
-
-#[derive(Clone, PartialEq, Eq)]
-pub struct App {
-    pub code: String,
-    secret: [u8; 32],
-    namespaces: Vec<String>,
-}
-
-impl fmt::Debug for App {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "App({})", self.code)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AppsFile {
-    apps: Vec<AppEntry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AppEntry {
-    code: String,
-    secret: Option<String>,
-    secret_sha256: Option<String>,
-    #[serde(default = "all_namespaces")]
-    namespaces: Vec<String>,
-}
-
-fn all_namespaces() -> Vec<String> {
-    vec!["*".to_owned()]
-}
-
-impl Apps {
-    pub fn read(file: &Path) -> Result<Apps, CredentialsFileError> {
-        let (apps, short) = read_list(file, Apps::parse_with_warnings)?;
-        for app in short {
-            warn!(file = %file.display(), ?app, "weak secret: the app's secret has fewer than 16 characters");
-        }
-        Ok(apps)
-    }
-
-    pub fn parse(text: &str) -> Result<Apps, CredentialsError> {
-        Apps::parse_with_warnings(text).map(|(apps, _)| apps)
-    }
-
-    /// Also returns the codes of apps with a short secret.
-    fn parse_with_warnings(text: &str) -> Result<(Apps, Vec<String>), CredentialsError> {
-        // The text of the parser's error may quote a secret.
-        let file: AppsFile = serde_yaml::from_str(text)
-            .map_err(|error| CredentialsError::Yaml { line: error.location().map(|at| at.line()) })?;
-        let (mut apps, mut short) = (Vec::new(), Vec::new());
-        for entry in file.apps {
-            if entry.secret.as_deref().is_some_and(is_weak) {
-                short.push(entry.code.clone());
-            }
-            let secret = match (entry.secret, entry.secret_sha256) {
-                (Some(secret), None) if !secret.is_empty() => Sha256::digest(secret.as_bytes()).into(),
-                (None, Some(hex)) => {
-                    from_hex(&hex).ok_or_else(|| CredentialsError::Digest { app: entry.code.clone() })?
-                }
-                _ => return Err(CredentialsError::NoSecret { app: entry.code }),
-            };
-            if apps.iter().any(|app: &App| app.code == entry.code) {
-                return Err(CredentialsError::ListedTwice { app: entry.code });
-            }
-            apps.push(App { code: entry.code, secret, namespaces: entry.namespaces });
-        }
-        Ok((Apps(apps), short))
-    }
-
-    pub fn find(&self, code: &str) -> Option<&App> {
-        self.0.iter().find(|app| app.code == code)
-    }
-
-    /// The app with these credentials. Compares every app, so that the duration reveals nothing.
-    pub fn authenticate(&self, code: &str, secret: &str) -> Option<&App> {
-        let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-        let mut found = None;
-        for app in &self.0 {
-            let same = app.code.as_bytes().ct_eq(code.as_bytes()) & app.secret.ct_eq(&digest);
-            if bool::from(same) {
-                found = Some(app);
-            }
-        }
-        found
-    }
-}
-
-impl App {
-    pub fn may_touch(&self, namespace: &str) -> bool {
-        self.namespaces.iter().any(|pattern| glob(pattern, namespace))
-    }
-
-    pub fn namespaces(&self) -> &[String] {
-        &self.namespaces
-    }
-
-    pub fn may_touch_all(&self) -> bool {
-        self.namespaces.iter().any(|pattern| pattern == "*")
-    }
-
-    /// The app as a unit of connection limits.
-    pub fn credential_key(&self) -> CredentialKey {
-        CredentialKey::new(CredentialScope::Clients, &self.code)
-    }
 }
 
 /// Agent tokens and the hosts that each may represent.
@@ -260,6 +159,9 @@ impl Tokens {
     }
 }
 
+/// Longest wait for a time of the wall clock.
+const MAX_CLOCK_WAIT: Duration = Duration::from_secs(30);
+
 /// Known apps and tokens, and the request rate of each app.
 pub struct Authenticator {
     apps: Reloadable<Apps>,
@@ -281,12 +183,10 @@ impl Authenticator {
         self.tokens.get()
     }
 
-    /// Checks whether an app's secret is unchanged.
-    pub fn app_credential_check(self: &Arc<Authenticator>, app: &App) -> CredentialCheck {
-        let (authenticator, code, secret) = (Arc::clone(self), app.code.clone(), app.secret);
-        Box::new(move || {
-            authenticator.apps().find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret)))
-        })
+    /// Checks whether the secret of a login is still valid.
+    pub fn app_credential_check(self: &Arc<Authenticator>, login: &AppLogin<'_>) -> CredentialCheck {
+        let (authenticator, code, secret) = (Arc::clone(self), login.app.code.clone(), login.secret);
+        Box::new(move || authenticator.apps().validity(&code, &secret, clock::now()).is_some())
     }
 
     /// Checks whether a token of `tokens` is still listed.
@@ -302,11 +202,39 @@ impl Authenticator {
         })
     }
 
-    /// Resolves when an app's secret is replaced or removed.
-    pub fn app_revocation(&self, app: &App) -> Revocation {
-        let (code, secret) = (app.code.clone(), app.secret);
-        self.apps
-            .revocation(move |apps| apps.find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+    /// Resolves when the secret of a login is removed or expires, or when the app may no longer do what `needs` checks.
+    pub fn app_revocation(
+        &self,
+        login: &AppLogin<'_>,
+        needs: impl Fn(&Grant) -> bool + Send + Sync + 'static,
+    ) -> Revocation {
+        let (code, secret) = (login.app.code.clone(), login.secret);
+        let mut apps = self.apps.subscribe();
+        Box::pin(async move {
+            loop {
+                let current = Arc::clone(&apps.borrow_and_update());
+                let may = current.find(&code).is_some_and(|app| needs(app.grant()));
+                let wait = match current.validity(&code, &secret, clock::now()).filter(|_| may) {
+                    None => return,
+                    Some(SecretValidity::Unlimited) => None,
+                    // The wall clock may be set: it is read again after a while.
+                    Some(SecretValidity::Until(at)) => {
+                        let left = u64::try_from(at.0.saturating_sub(clock::now().0)).unwrap_or(0);
+                        Some(Duration::from_millis(left).min(MAX_CLOCK_WAIT))
+                    }
+                };
+                let changed = async {
+                    // Without a sender the apps never change.
+                    if apps.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                };
+                match wait {
+                    Some(wait) => drop(tokio::time::timeout(wait, changed).await),
+                    None => changed.await,
+                }
+            }
+        })
     }
 
     /// Resolves when a token may no longer represent these hosts.
@@ -373,14 +301,14 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 /// The caller as identified by the header.
 pub(super) enum CallerIdentity<'a> {
-    App(&'a App),
+    App(AppLogin<'a>),
     Agent(&'a AgentGuard),
     /// The header has no credentials; the body may have them.
     Unknown,
     /// An agent call without a token or certificate.
     Missing,
     /// Wrong credentials, with the claimed name.
-    Wrong(String),
+    Wrong(String, LoginError),
 }
 
 /// Compares the header's credentials regardless of the peer's failures: one caller's failures do not refuse another
@@ -391,15 +319,18 @@ pub(super) fn identify<'a>(
     call: ApiCall,
     parts: &Parts,
 ) -> CallerIdentity<'a> {
-    if call.access() == RouteAccess::Agent {
+    if call.rule() == RouteRule::Agent {
         return match agent {
             None => CallerIdentity::Missing,
             Some(guard) if guard.is_known() => CallerIdentity::Agent(guard),
-            Some(guard) => CallerIdentity::Wrong(guard.claimed_name()),
+            Some(guard) => CallerIdentity::Wrong(guard.claimed_name(), LoginError::Unknown),
         };
     }
     let Some((code, secret)) = header_credentials(&parts.headers) else { return CallerIdentity::Unknown };
-    apps.authenticate(&code, &secret).map_or(CallerIdentity::Wrong(code), CallerIdentity::App)
+    match apps.authenticate(&code, &secret, clock::now()) {
+        Ok(login) => CallerIdentity::App(login),
+        Err(error) => CallerIdentity::Wrong(code, error),
+    }
 }
 
 /// The first eight hex digits of a text's SHA-256.
@@ -407,46 +338,9 @@ pub fn short_digest(text: &str) -> String {
     hex::encode(&Sha256::digest(text.as_bytes())[..4])
 }
 
-fn from_hex(text: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    hex::decode_to_slice(text, &mut bytes).ok().map(|()| bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const FILE: &str = "apps:\n  - {code: shop, secret: hush, namespaces: [web, 'web-*']}\n  - {code: all, secret_sha256: \
-                        9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08}\n";
-
-    #[test]
-    fn apps_authenticate_within_their_namespaces() {
-        let apps = Apps::parse(FILE).expect("a file");
-        let shop = apps.authenticate("shop", "hush").expect("known");
-        assert!(shop.may_touch("web") && shop.may_touch("web-2") && !shop.may_touch("db"));
-        assert!(apps.authenticate("all", "test").expect("known").may_touch("anything"));
-        for (code, secret) in
-            [("shop", "Hush"), ("shop", ""), ("", "hush"), ("all", "hush"), ("unknown", "hush")]
-        {
-            assert_eq!(apps.authenticate(code, secret), None, "{code} {secret}");
-        }
-        assert!(!format!("{apps:?}").contains("hush"));
-    }
-
-    #[test]
-    fn an_invalid_file_is_refused_without_its_secrets() {
-        for text in [
-            "apps: [{code: a}]",
-            "apps: [{code: a, secret: x, secret_sha256: y}]",
-            "apps: [{code: a, secret_sha256: hush}]",
-            "apps: [{code: a, secret: hush}, {code: a, secret: x}]",
-            "apps: [{code: a, secret: [hush]}]",
-            "nothing",
-        ] {
-            let error = Apps::parse(text).expect_err(text).to_string();
-            assert!(!error.contains("hush"), "{error}");
-        }
-    }
 
     #[test]
     fn credentials_come_in_two_places() {

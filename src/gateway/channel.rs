@@ -1,6 +1,6 @@
 //! Agent channel: sessions, the stream of messages to an agent, and commits of its results and reports.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -204,6 +204,7 @@ impl<S: Store> Gateway<S> {
         hosts: &[HostKey],
     ) -> Result<BatchChanges, ApiError> {
         let mut batch = BatchChanges::default();
+        let hosts: HashSet<&HostKey> = hosts.iter().collect();
         let mut finals: BTreeMap<String, FinalRows> = BTreeMap::new();
         // A fresh report replaces a deferred one.
         let mut reports: BTreeMap<&InstanceKey, &Report> =

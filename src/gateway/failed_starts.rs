@@ -3,9 +3,9 @@
 //! A failed start registers nothing, so that the planner finds the instance absent and plans the same start again. The
 //! report of the attempt is stored under a key of its own until a start succeeds, or for a day.
 
+use super::access::Grant;
 use super::processes::Query;
 use super::registry::RegistryRecord;
-use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::Report;
 use crate::clock;
@@ -22,7 +22,7 @@ impl<S: Store> Gateway<S> {
         &self,
         page: &mut ProcessPage,
         query: &Query,
-        may: NamespaceFilter<'_>,
+        grant: &Grant,
         limit: usize,
     ) -> Result<(), ApiError> {
         let prefix = keys::failed_starts_prefix(query.exact_namespace());
@@ -38,7 +38,9 @@ impl<S: Store> Gateway<S> {
                 let report = readable(entry.decode::<Report>()).filter(is_current);
                 let (Some(key), Some(report)) = (keys::failed_start_of(&entry.key), report) else { continue };
                 let is_registered = self.store.get(&keys::registration(&key)).await?.is_some();
-                if may(key.namespace.as_str()) && !is_registered {
+                let owner =
+                    report.history.failed_start.as_ref().and_then(|failed| failed.spec.owner.as_deref());
+                if grant.may_see(&key, owner) && !is_registered {
                     page.items.extend(self.failed_start_row(&key, &report, query));
                 }
             }
@@ -66,7 +68,9 @@ impl<S: Store> Gateway<S> {
         let page = self.store.range(keys::FAILED_START_PREFIX, None, usize::MAX).await?;
         for entry in page.entries {
             if !readable(entry.decode::<Report>()).is_some_and(|report| is_current(&report)) {
-                self.store.txn(Txn::delete(entry.key.to_string())).await?;
+                // A report since the read has replaced the entry, and stays.
+                let key = entry.key.to_string();
+                self.store.txn(Txn::delete(key.clone()).only_if(key, entry.mod_seq)).await?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! App calls: decode a body, check namespaces, run the call and encode its response.
+//! App calls: decode a body, check what it names, run the call and encode its response.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::auth::App;
+use super::access::{AccessRequest, AccessRole, Grant, authorize};
+use super::apps::AppLogin;
 use super::batch::{Operations, RawJobBody, RawOperations, RejectedItem};
 use super::decode::{numeric_parameter, parameter, parse_body};
 use super::logs::LogQuery;
@@ -21,129 +22,138 @@ use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, fleet, openapi};
 use crate::clock;
-use crate::contract::{RenameRequest, StoreAnswer, TaskAnswer};
+use crate::contract::{FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::request::{JobTaskQuery, ProcRequest, TaskQuery};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
 use crate::http::{Connection, end_on_revocation};
-use crate::model::InstanceKey;
+use crate::model::{InstanceKey, Name};
 use crate::store::Store;
 
 pub(super) async fn handle<S: Store>(
     shared: &MiddlewareState<S>,
-    app: &App,
+    login: &AppLogin<'_>,
     log: &mut RequestLog,
     parts: &Parts,
     body: &[u8],
 ) -> Result<Response, ApiError> {
     let gateway = &shared.gateway;
-    let caller = caller(app, &parts.headers)?;
-    let may = |namespace: &str| app.may_touch(namespace);
+    let caller = caller(login, &parts.headers)?;
+    let grant: &Grant = &caller.grant;
     let data: Value = match log.call {
-        ApiCall::Register => registry(gateway, Registry::Register, app, log, body, &caller).await?,
-        ApiCall::Update => registry(gateway, Registry::Update, app, log, body, &caller).await?,
-        ApiCall::Unregister => registry(gateway, Registry::Unregister, app, log, body, &caller).await?,
-        ApiCall::Operate { second } => operate(gateway, app, log, body, &caller, second).await?,
-        ApiCall::OperateMulti => operate_multi(gateway, app, log, body, &caller).await?,
+        ApiCall::Register => registry(gateway, Registry::Register, log, body, &caller).await?,
+        ApiCall::Update => registry(gateway, Registry::Update, log, body, &caller).await?,
+        ApiCall::Unregister => registry(gateway, Registry::Unregister, log, body, &caller).await?,
+        ApiCall::Operate { second } => operate(gateway, log, body, &caller, second).await?,
+        ApiCall::OperateMulti => operate_multi(gateway, log, body, &caller).await?,
         ApiCall::Job(api) => {
-            let data = job(gateway, app, log, api, body, &caller).await?;
+            let data = job(gateway, log, api, body, &caller).await?;
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         ApiCall::JobResult => {
             let JobTaskQuery { bk_gse_taskid } = parse_body(body)?;
             let id =
                 bk_gse_taskid.ok_or_else(|| ApiError::BadRequest("bk_gse_taskid is missing".to_owned()))?;
-            let data = gateway.job_results(&id, &may).await?;
+            let data = gateway.job_results(&id, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         ApiCall::Result(form) => {
             let TaskQuery { task_id } = parse_body(body)?;
             let id = task_id.ok_or_else(|| ApiError::BadRequest("task_id is missing".to_owned()))?;
-            let rows = gateway.results(&id, form, &may).await?;
+            let rows = gateway.results(&id, form, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
         }
         ApiCall::Status { second } => {
-            let data = gateway.status(&request(app, log, body)?, second).await?;
+            let data = gateway.status(&request(&caller, log, body)?, second, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         ApiCall::Sync => {
-            let data = gateway.sync(&request(app, log, body)?).await?;
+            let data = gateway.sync(&request(&caller, log, body)?, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         ApiCall::SetGroups => {
-            let request = request(app, log, body)?;
+            let request = request(&caller, log, body)?;
             serde_json::to_value(gateway.set_groups(&request, &parse_body(body)?, &caller).await?)?
         }
-        ApiCall::Groups => serde_json::to_value(gateway.groups(&request(app, log, body)?).await?)?,
+        ApiCall::Groups => serde_json::to_value(gateway.groups(&request(&caller, log, body)?).await?)?,
         ApiCall::Agents { by_id: true } => {
-            serde_json::to_value(gateway.agent_states(&request(app, log, body)?)?)?
+            serde_json::to_value(gateway.agent_states(&request(&caller, log, body)?)?)?
         }
-        ApiCall::Agents { by_id: false } => Value::Object(gateway.agents(&request(app, log, body)?)?),
+        ApiCall::Agents { by_id: false } => Value::Object(gateway.agents(&request(&caller, log, body)?)?),
         ApiCall::Processes => {
-            let page = gateway.processes(&query(parts)?, &may).await?;
+            let page = gateway.processes(&list_query(grant, parts)?, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(page)));
         }
         ApiCall::Figures => {
-            let series = gateway.figure_series(&instance_parameter(app, parts)?).await?;
+            let series = figures(gateway, &caller, &instance_parameter(parts)?).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(series)));
         }
-        ApiCall::Watch => return watch(shared, app, parts).await,
-        ApiCall::Logs => return logs(shared, app, parts),
-        ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
-        ApiCall::Hosts => hosts(shared, parts).await?,
-        ApiCall::Tasks => tasks(gateway, app, parameter(parts, "op"), caller).await?,
+        ApiCall::Watch => return watch(shared, login, parts).await,
+        ApiCall::Logs => return logs(shared, login, &caller, parts).await,
+        ApiCall::Rename => rename(gateway, log, body, &caller).await?,
+        ApiCall::Hosts => hosts(shared, grant, parts).await?,
+        ApiCall::Tasks => tasks(gateway, parameter(parts, "op"), caller).await?,
         ApiCall::State => {
-            let answer = state(shared, app, log, body).await?;
+            let answer = state(shared, login, log, body).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(answer)));
         }
+        ApiCall::Access => return Ok(json(StatusCode::OK, &Envelope::ok(login.info()))),
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
         ApiCall::JoinTokens | ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => {
-            return fleet::app_call(shared, app, log, body).await;
+            return fleet::app_call(shared, login.app, log, body).await;
         }
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
             Value::Null
         }
-        ApiCall::RenewCertificate | ApiCall::Enroll => Value::Null,
-        ApiCall::Health | ApiCall::Ready => Value::Null,
+        ApiCall::RenewCertificate | ApiCall::Enroll | ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
 }
 
 /// Lists hosts with their agents and certificates.
-async fn hosts<S: Store>(shared: &MiddlewareState<S>, parts: &Parts) -> Result<Value, ApiError> {
-    let mut hosts = shared.gateway.list_hosts(parameter(parts, "brief").is_some()).await?;
-    shared.fleet.describe(&mut hosts);
+async fn hosts<S: Store>(
+    shared: &MiddlewareState<S>,
+    grant: &Grant,
+    parts: &Parts,
+) -> Result<Value, ApiError> {
+    let mut hosts = shared.gateway.list_hosts(parameter(parts, "brief").is_some(), grant).await?;
+    shared.fleet.describe(&mut hosts, grant);
     Ok(serde_json::to_value(hosts)?)
 }
 
-/// Streams changes until the app's credentials are revoked.
+/// Streams changes until the app's credentials are revoked. The grant is read for every change.
 async fn watch<S: Store>(
     shared: &MiddlewareState<S>,
-    app: &App,
+    login: &AppLogin<'_>,
     parts: &Parts,
 ) -> Result<Response, ApiError> {
     let after = numeric_parameter(parts, "after")?;
-    let (authenticator, code) = (Arc::clone(&shared.authenticator), app.code.clone());
-    let may = Arc::new(move |namespace: &str| {
-        let apps = authenticator.apps();
-        apps.find(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
-    });
-    let body = shared.gateway.watch(query(parts)?, after, may).await;
-    let revoked = shared.authenticator.app_revocation(app);
+    let query = list_query(login.app.grant(), parts)?;
+    let (authenticator, code) = (Arc::clone(&shared.authenticator), login.app.code.clone());
+    let grant = Arc::new(move || authenticator.apps().find(&code).map(|app| Arc::clone(app.grant())));
+    let body = shared.gateway.watch(query, after, grant).await;
+    let revoked =
+        shared.authenticator.app_revocation(login, |grant| grant.check_role(AccessRole::Read).is_ok());
     Ok(lines(end_on_revocation(body, revoked, CREDENTIALS_REVOKED)))
 }
 
-/// Streams the log of one instance until the app's credentials are revoked.
-fn logs<S: Store>(shared: &MiddlewareState<S>, app: &App, parts: &Parts) -> Result<Response, ApiError> {
+/// Streams the log of one instance until the app's credentials are revoked, or its grant no longer has the instance.
+async fn logs<S: Store>(
+    shared: &MiddlewareState<S>,
+    login: &AppLogin<'_>,
+    caller: &Caller,
+    parts: &Parts,
+) -> Result<Response, ApiError> {
     let query = log_query(parts)?;
-    let namespace = query.instance.namespace.as_str();
-    if !app.may_touch(namespace) {
-        return Err(not_allowed(app, namespace));
-    }
-    let body = shared.gateway.logs(&app.code, query)?;
-    let revoked = shared.authenticator.app_revocation(app);
+    let instance = query.instance.clone();
+    shared.gateway.check_read(caller, &instance).await?;
+    let owner = shared.gateway.owner_of(&instance).await?;
+    let body = shared.gateway.logs(&caller.app, query)?;
+    let revoked = shared
+        .authenticator
+        .app_revocation(login, move |grant| grant.check_instance(&instance, owner.as_deref()).is_ok());
     Ok(lines(end_on_revocation(body, revoked, LOG_CREDENTIALS_REVOKED)))
 }
 
@@ -172,10 +182,11 @@ fn log_query(parts: &Parts) -> Result<LogQuery, ApiError> {
 /// Runs a store request. A wait for changes ends when the app's credentials are revoked.
 async fn state<S: Store>(
     shared: &MiddlewareState<S>,
-    app: &App,
+    login: &AppLogin<'_>,
     log: &mut RequestLog,
     body: &[u8],
 ) -> Result<StoreAnswer, ApiError> {
+    let grant = login.app.grant();
     let mut fields: serde_json::Map<String, Value> = parse_body(body)?;
     fields.retain(|name, _| !name.starts_with("bk_"));
     let request: StoreRequest = parse_body(&serde_json::to_vec(&fields)?)?;
@@ -183,11 +194,11 @@ async fn state<S: Store>(
     log.changes = changes.is_some();
     log.what = changes.unwrap_or_default();
     if !matches!(request, StoreRequest::Changes { .. }) {
-        return shared.gateway.state(request).await;
+        return shared.gateway.state(request, grant).await;
     }
     tokio::select! {
-        answer = shared.gateway.state(request) => answer,
-        () = shared.authenticator.app_revocation(app) => {
+        answer = shared.gateway.state(request, grant) => answer,
+        () = shared.authenticator.app_revocation(login, |_| true) => {
             Err(ApiError::NotAllowed("these credentials are no longer known".to_owned()))
         }
     }
@@ -202,7 +213,7 @@ const LOG_CREDENTIALS_REVOKED: &str =
     "{\"error\":\"these credentials are no longer known\",\"reason\":\"revoked\"}\n";
 
 /// Parses the headers of Abide's own clients.
-fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
+fn caller(login: &AppLogin<'_>, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let wrong = |name: &str| ApiError::BadRequest(format!("the header {name} is not valid"));
     let generation = match text("x-abide-generation") {
@@ -217,11 +228,14 @@ fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
         value => Ok(value),
     };
     let (owner, op) = (name("x-abide-owner")?, name("x-abide-op")?);
-    Ok(Caller { app: app.code.clone(), owner, generation, op, sees: app.namespaces().to_vec() })
+    let (app, grant, limits) = (login.app.code.clone(), Arc::clone(login.app.grant()), login.app.limits());
+    // A generation would be compared with the lease of that owner.
+    authorize(&grant, &AccessRequest { owner: owner.as_deref(), ..AccessRequest::default() })?;
+    Ok(Caller { app, owner, generation, op, grant, limits })
 }
 
 /// Parses a request about one process or namespace, and checks the app's access.
-fn request(app: &App, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
+fn request(caller: &Caller, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
     let request: ProcRequest = parse_body(body)?;
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
     let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
@@ -230,24 +244,14 @@ fn request(app: &App, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, 
     if let Some(op) = request.op_type {
         log.what.push_str(&format!(", op {op}"));
     }
-    allowed(app, &request)?;
+    caller.check_request(&request)?;
     Ok(request)
 }
 
-fn allowed(app: &App, request: &ProcRequest) -> Result<(), ApiError> {
-    match request.meta.namespace.as_ref().filter(|namespace| !app.may_touch(namespace)) {
-        Some(namespace) => Err(not_allowed(app, namespace)),
-        None => Ok(()),
-    }
-}
-
-/// The same for items that are not carried out: their rows are part of the task.
-fn allowed_rejected(app: &App, rejected: &[RejectedItem]) -> Result<(), ApiError> {
-    let foreign = |item: &&RejectedItem| !item.namespace.is_empty() && !app.may_touch(&item.namespace);
-    match rejected.iter().find(foreign) {
-        Some(item) => Err(not_allowed(app, &item.namespace)),
-        None => Ok(()),
-    }
+/// Checks items that are not carried out: their rows are part of the task.
+fn check_rejected(caller: &Caller, rejected: &[RejectedItem]) -> Result<(), ApiError> {
+    let mut named = rejected.iter().map(|item| item.namespace.as_str()).filter(|name| !name.is_empty());
+    Ok(named.try_for_each(|namespace| caller.grant.check_namespace(namespace))?)
 }
 
 /// Only version 1 operations fall back on the registered spec; a live check may mean a process by its name.
@@ -259,19 +263,14 @@ fn has_spec(request: &ProcRequest) -> Result<(), ApiError> {
     }
 }
 
-fn not_allowed(app: &App, namespace: &str) -> ApiError {
-    ApiError::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code))
-}
-
 async fn registry<S: Store>(
     gateway: &Gateway<S>,
     call: Registry,
-    app: &App,
     log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    let rows = gateway.registry_call(call, &request(app, log, body)?, caller).await?;
+    let rows = gateway.registry_call(call, &request(caller, log, body)?, caller).await?;
     log.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
     Ok(serde_json::to_value(rows)?)
 }
@@ -279,13 +278,12 @@ async fn registry<S: Store>(
 /// `second`: version 2, which requires a spec.
 async fn operate<S: Store>(
     gateway: &Gateway<S>,
-    app: &App,
     log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
     second: bool,
 ) -> Result<Value, ApiError> {
-    let request = request(app, log, body)?;
+    let request = request(caller, log, body)?;
     if second {
         has_spec(&request)?;
     }
@@ -297,14 +295,13 @@ async fn operate<S: Store>(
 
 async fn operate_multi<S: Store>(
     gateway: &Gateway<S>,
-    app: &App,
     log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let operations = parse_body::<RawOperations>(body)?.read();
-    operations.requests.iter().try_for_each(|one| allowed(app, one))?;
-    allowed_rejected(app, &operations.rejected)?;
+    operations.requests.iter().try_for_each(|one| caller.check_request(one))?;
+    check_rejected(caller, &operations.rejected)?;
     log.what = format!("{} requests", operations.requests.len());
     log.refused = operations.rejected.len();
     let task_id = gateway.operate(operations, caller).await?;
@@ -314,13 +311,12 @@ async fn operate_multi<S: Store>(
 /// The task of an operation (`op`), or all tasks.
 async fn tasks<S: Store>(
     gateway: &Gateway<S>,
-    app: &App,
     op: Option<String>,
     caller: Caller,
 ) -> Result<Value, ApiError> {
     let answer = match op {
         Some(op) => TaskAnswer::Found(gateway.task_of(&Caller { op: Some(op), ..caller }).await?),
-        None => TaskAnswer::List(gateway.list_tasks(&|namespace: &str| app.may_touch(namespace)).await?),
+        None => TaskAnswer::List(gateway.list_tasks(&caller.grant).await?),
     };
     Ok(serde_json::to_value(answer)?)
 }
@@ -328,40 +324,36 @@ async fn tasks<S: Store>(
 /// Maps JOB's calls to GSE operations.
 async fn job<S: Store>(
     gateway: &Gateway<S>,
-    app: &App,
     log: &mut RequestLog,
     api: JobApi,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let (body, rejected) = parse_body::<RawJobBody>(body)?.read(api)?;
-    allowed_rejected(app, &rejected)?;
+    check_rejected(caller, &rejected)?;
     log.refused = rejected.len();
     let (subjects, _) = body.places(api);
     log.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
-    if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
-        return Err(not_allowed(app, subject.key.namespace.as_str()));
+    for subject in &subjects {
+        caller.grant.check_namespace(subject.key.namespace.as_str())?;
+        subject.hosts.iter().try_for_each(|host| caller.grant.check_host(&host.key))?;
     }
-    let may = |namespace: &str| app.may_touch(namespace);
-    let bk_gse_taskid = gateway.operate_job((&body, rejected), api, caller, &may).await?;
+    let bk_gse_taskid = gateway.operate_job((&body, rejected), api, caller).await?;
     Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
 }
 
 async fn rename<S: Store>(
     gateway: &Gateway<S>,
-    app: &App,
     log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let RenameRequest { from, to, .. } = parse_body(body)?;
     log.what = format!("{from} to {to}");
-    for key in [&from, &to] {
-        if !app.may_touch(key.namespace.as_str()) {
-            return Err(not_allowed(app, key.namespace.as_str()));
-        }
-    }
     let spec = parse_body::<ProcRequest>(body)?.spec()?.map(|spec| owned_spec(spec, caller));
+    for key in [&from, &to] {
+        gateway.check_change(caller, key, spec.as_ref()).await?;
+    }
     let task_id = gateway.rename(from, to, spec, caller).await?;
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
@@ -392,21 +384,37 @@ async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>
     response
 }
 
-/// The instance of a query, which the app may see.
-fn instance_parameter(app: &App, parts: &Parts) -> Result<InstanceKey, ApiError> {
-    let wrong = || ApiError::BadRequest("instance is missing, or not HOST:NAMESPACE:NAME".to_owned());
-    let text = parameter(parts, "instance").ok_or_else(wrong)?;
-    let instance: InstanceKey = text.parse().map_err(|_| wrong())?;
-    match app.may_touch(instance.namespace.as_str()) {
-        true => Ok(instance),
-        false => Err(not_allowed(app, instance.namespace.as_str())),
-    }
+async fn figures<S: Store>(
+    gateway: &Gateway<S>,
+    caller: &Caller,
+    instance: &InstanceKey,
+) -> Result<FigureSeries, ApiError> {
+    gateway.check_read(caller, instance).await?;
+    gateway.figure_series(instance).await
 }
 
-fn query(parts: &Parts) -> Result<Query, ApiError> {
+/// The instance of a query.
+fn instance_parameter(parts: &Parts) -> Result<InstanceKey, ApiError> {
+    let wrong = || ApiError::BadRequest("instance is missing, or not HOST:NAMESPACE:NAME".to_owned());
+    parameter(parts, "instance").ok_or_else(wrong)?.parse().map_err(|_| wrong())
+}
+
+/// The query of a list. A namespace or an owner that the query names has to be granted; others are left out of the list.
+fn list_query(grant: &Grant, parts: &Parts) -> Result<Query, ApiError> {
+    let query = query(parts);
+    // Not a valid namespace: the list is empty, and only the number of the last change is of interest.
+    if let Some(namespace) = query.exact_namespace().filter(|text| text.parse::<Name>().is_ok()) {
+        grant.check_namespace(namespace)?;
+    }
+    let owner = query.owner.as_deref();
+    authorize(grant, &AccessRequest { owner, ..AccessRequest::default() })?;
+    Ok(query)
+}
+
+fn query(parts: &Parts) -> Query {
     let get = |name: &str| parameter(parts, name);
     let (namespace, name, host) = (get("namespace"), get("name"), get("host"));
-    Ok(Query {
+    Query {
         namespace,
         name,
         host,
@@ -416,5 +424,5 @@ fn query(parts: &Parts) -> Result<Query, ApiError> {
         brief: get("brief"),
         numbers: get("numbers"),
         attempts: get("attempts"),
-    })
+    }
 }

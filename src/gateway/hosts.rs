@@ -4,11 +4,13 @@
 //! agent can join for its hosts. An agent that joins again under its name replaces its own session.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use super::figures::SessionFigures;
 use crate::agent_protocol::{Join, ToAgent};
 use crate::clock::{self, BootInstant};
 use crate::ids::fresh_id;
@@ -23,6 +25,8 @@ struct Inner {
     by_host: HashMap<HostKey, String>,
     /// Last contact of hosts without a session.
     last: HashMap<HostKey, Instant>,
+    /// Bytes of the figures of all sessions.
+    figure_bytes: Arc<AtomicUsize>,
 }
 
 struct Session {
@@ -37,7 +41,8 @@ struct Session {
     /// The agent serves reads of logs.
     logs: bool,
     /// The agent answers figure queries.
-    figures: bool,
+    answers_queries: bool,
+    figures: Arc<SessionFigures>,
     stream: Option<OpenStream>,
     streams: u64,
     commit_lock: CommitLock,
@@ -114,7 +119,8 @@ impl AgentSessions {
             skew_ms: None,
             floors: join.floors,
             logs: join.logs,
-            figures: join.figures,
+            answers_queries: join.figures,
+            figures: Arc::new(SessionFigures::new(&inner.figure_bytes)),
             stream: None,
             streams: 0,
             commit_lock: CommitLock::default(),
@@ -196,18 +202,23 @@ impl AgentSessions {
         session.stream.as_ref().map(|_| session.version.clone())
     }
 
-    /// Whether the session with this id is the current one of the host.
-    pub fn has_open(&self, host: &HostKey, id: &str) -> bool {
+    /// The figures of a session. `None`: the session no longer exists.
+    pub fn figures(&self, id: &str) -> Option<Arc<SessionFigures>> {
+        self.inner().sessions.get(id).map(|session| Arc::clone(&session.figures))
+    }
+
+    /// The figures that a host's connected agent sent.
+    pub fn open_figures(&self, host: &HostKey) -> Option<Arc<SessionFigures>> {
         let inner = self.inner();
-        let is_current = inner.by_host.get(host).is_some_and(|current| current == id);
-        is_current && inner.sessions.get(id).is_some_and(|session| session.stream.is_some())
+        let session = inner.sessions.get(inner.by_host.get(host)?)?;
+        session.stream.as_ref().map(|_| Arc::clone(&session.figures))
     }
 
     /// Whether the host's connected agent answers figure queries.
     pub fn answers_queries(&self, host: &HostKey) -> bool {
         let inner = self.inner();
         let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
-        session.is_some_and(|session| session.stream.is_some() && session.figures)
+        session.is_some_and(|session| session.stream.is_some() && session.answers_queries)
     }
 
     /// Time since the last contact with a host's agent, by the monotonic clock: a step of the wall clock expires no

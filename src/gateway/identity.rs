@@ -38,7 +38,7 @@ pub(super) type IdentityHolder = (Option<Entry>, Option<ProcessKey>);
 /// The message names the owner only to a caller that may see its namespace.
 pub fn identity_conflict_message(other: &ProcessKey, caller: &Caller) -> String {
     let same = "has the same value_key, or setup_path and proc_name, on this host";
-    match caller.may_see(other.namespace.as_str()) {
+    match caller.grant.check_namespace(other.namespace.as_str()).is_ok() {
         true => format!("{other} {same}"),
         false => format!("a process of another namespace {same}"),
     }

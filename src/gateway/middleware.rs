@@ -17,18 +17,20 @@ use axum::response::Response;
 use tracing::info;
 
 use super::agent_calls::agent;
-use super::auth::{App, Authenticator, CallerIdentity, Credentials, body_credentials, identify};
+use super::apps::{AppLogin, LoginError};
+use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, identify};
 use super::decode::{parse_body, with_query};
 use super::fleet::{self, AgentGuard, FleetMembership, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
 use super::handlers::handle;
 use super::reply::{ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, unauthorized};
-use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
+use super::routes::{ApiCall, RouteMatch, RouteRule, RouteScope, find};
 use super::{ApiError, Gateway};
+use crate::clock;
 use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{
     AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, LimitedResource,
-    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, read_body, readmit,
+    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_known, read_body, readmit,
 };
 use crate::store::Store;
 
@@ -61,8 +63,8 @@ pub(super) struct MiddlewareState<S> {
     unknown: UnknownCallers,
 }
 
-/// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. One body of maximum
-/// size always fits.
+/// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. At least two bodies of
+/// maximum size: one credential, or one peer, gets half of it.
 const KNOWN_BYTES: usize = 128 << 20;
 const AGENT_BYTES: usize = 64 << 20;
 const UNKNOWN_BYTES: usize = 64 << 20;
@@ -90,9 +92,8 @@ pub fn router_with_fleet<S: Store>(
         authenticator,
         fleet,
         limits,
-        known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(body_bytes)),
-        agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(body_bytes)),
-        // One peer gets at most half of it.
+        known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(2 * body_bytes)),
+        agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(2 * body_bytes)),
         unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
     };
     Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
@@ -139,7 +140,7 @@ async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request:
             return envelope_response(StatusCode::NOT_FOUND, EnvelopeCode::NO_SUCH_PATH, "path not found");
         }
     };
-    if call.access() == RouteAccess::Anybody {
+    if call.rule() == RouteRule::Public {
         return health(&shared.gateway, call, Connection::of(request.extensions()));
     }
     if !call.changes() && call != ApiCall::Tell {
@@ -186,27 +187,29 @@ async fn respond<S: Store>(
 ) -> Result<Response, ErrorReply> {
     let call = log.call;
     check_size(shared.limits.body_bytes, call, parts)?;
-    if call.access() == RouteAccess::JoinToken {
+    if call.rule() == RouteRule::JoinToken {
         return fleet::enroll(shared, log, parts, body).await;
     }
     let connection = Connection::of(&parts.extensions);
     let apps = shared.authenticator.apps();
-    let is_agent_call = call.access() == RouteAccess::Agent;
+    let is_agent_call = call.rule() == RouteRule::Agent;
     let guard =
         is_agent_call.then(|| AgentGuard::of(&shared.authenticator, shared.fleet.pins(), parts)).flatten();
     let identity = identify(&apps, guard.as_ref(), call, parts);
     let proof = match &identity {
-        CallerIdentity::App(app) => {
-            Some((app.credential_key(), shared.authenticator.app_credential_check(app)))
+        CallerIdentity::App(login) => {
+            Some((login.app.credential_key(), shared.authenticator.app_credential_check(login)))
         }
         CallerIdentity::Agent(guard) => Some((guard.credential_key(), guard.credential_check())),
-        CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(_) => None,
+        CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(..) => None,
     };
+    let mut key = None;
     if let Some((credential, in_force)) = proof {
         count_connection(call, connection, credential, in_force)?;
         log.proved = true;
+        key = Some(credential);
     }
-    let mut admitted = admit(shared, call, &identity, parts).await?;
+    let mut admitted = admit(shared, call, (&identity, key), parts).await?;
     let read_in = shared.limits.body_time;
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
@@ -216,35 +219,38 @@ async fn respond<S: Store>(
     }
     let bytes = with_query(call, parts, bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let credentials: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
-    let app = match identity {
-        CallerIdentity::App(app) => app,
+    let login = match identity {
+        CallerIdentity::App(login) => login,
         CallerIdentity::Unknown
         | CallerIdentity::Agent(_)
         | CallerIdentity::Missing
-        | CallerIdentity::Wrong(_) => {
+        | CallerIdentity::Wrong(..) => {
             let Some((code, secret)) = body_credentials(&credentials) else {
                 return Err(unauthorized(call, UNKNOWN_APP));
             };
-            let Some(app) = apps.authenticate(&code, &secret) else {
-                // A delayed response holds neither a permit nor memory.
-                drop((admitted, bytes));
-                return Err(wrong_credentials(call, connection, &code).await);
+            let login = match apps.authenticate(&code, &secret, clock::now()) {
+                Ok(login) => login,
+                Err(error) => {
+                    // A delayed response holds neither a permit nor memory.
+                    drop((admitted, bytes));
+                    return Err(wrong_credentials(call, connection, &code, &error).await);
+                }
             };
-            let in_force = shared.authenticator.app_credential_check(app);
-            count_connection(call, connection, app.credential_key(), in_force)?;
+            let in_force = shared.authenticator.app_credential_check(&login);
+            count_connection(call, connection, login.app.credential_key(), in_force)?;
             log.proved = true;
-            app
+            login
         }
     };
-    log.who.clone_from(&app.code);
+    log.who.clone_from(&login.app.code);
     log.as_user = credentials.user().unwrap_or_default();
     let _admitted = match admitted.is_unknown() {
-        true => readmit(&shared.known, &bytes)
+        true => readmit(&shared.known, login.app.credential_key(), &bytes)
             .map_err(|resource| overloaded(shared, call, connection, resource))?,
         false => admitted,
     };
-    check_limits(shared, call, app)?;
-    let result = handle(shared, app, log, parts, &bytes).await;
+    check_limits(shared, call, &login)?;
+    let result = handle(shared, &login, log, parts, &bytes).await;
     if log.changes {
         shared.gateway.record_write_result(!matches!(result, Err(ApiError::Store(_))));
     }
@@ -284,7 +290,7 @@ fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorRepl
 async fn admit<'a, S: Store>(
     shared: &'a MiddlewareState<S>,
     call: ApiCall,
-    identity: &CallerIdentity<'_>,
+    (identity, credential): (&CallerIdentity<'_>, Option<CredentialKey>),
     parts: &Parts,
 ) -> Result<AdmittedRequest<'a>, ErrorReply> {
     let connection = Connection::of(&parts.extensions);
@@ -294,23 +300,37 @@ async fn admit<'a, S: Store>(
         // Even on an authenticated connection: credentials of an earlier request do not count for this one.
         CallerIdentity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
         CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
-        CallerIdentity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
+        CallerIdentity::Wrong(who, error) => {
+            return Err(wrong_credentials(call, connection, who, error).await);
+        }
     };
-    budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
+    admit_known(budget, credential).map_err(|resource| overloaded(shared, call, connection, resource))
 }
 
-/// Checks the app's rate, and whether it may make this call.
-fn check_limits<S: Store>(shared: &MiddlewareState<S>, call: ApiCall, app: &App) -> Result<(), ErrorReply> {
-    if !shared.authenticator.within_rate(&app.code, shared.limits.rate) {
+/// Checks the app's rate, and the role that the route requires, with the whole grant where the route concerns everything.
+fn check_limits<S: Store>(
+    shared: &MiddlewareState<S>,
+    call: ApiCall,
+    login: &AppLogin<'_>,
+) -> Result<(), ErrorReply> {
+    if !shared.authenticator.within_rate(&login.app.code, shared.limits.rate) {
         shared.gateway.metrics.count_shed();
         let message = format!("rate limit exceeded: at most {} requests per second", shared.limits.rate);
         return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
     }
-    if call.access() == RouteAccess::Everywhere && !app.may_touch_all() {
-        let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
-        return Err(error_reply(call, StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
+    match call.rule() {
+        RouteRule::App(role, scope) => {
+            let grant = login.app.grant();
+            let checked = grant.check_role(role).and_then(|()| match scope {
+                RouteScope::Everything => grant.check_everything(),
+                RouteScope::Nothing | RouteScope::Named | RouteScope::Operations => Ok(()),
+                RouteScope::Listed | RouteScope::Keys => Ok(()),
+            });
+            checked.map_err(|missing| api_error_reply(call, &ApiError::from(missing)))
+        }
+        // The credentials of an app are not those of an agent.
+        RouteRule::Public | RouteRule::Agent | RouteRule::JoinToken => Err(unauthorized(call, UNKNOWN_APP)),
     }
-    Ok(())
 }
 
 const UNKNOWN_APP: &str = "no app is known by these credentials";
@@ -326,16 +346,17 @@ pub(super) async fn wrong_credentials(
     call: ApiCall,
     connection: Option<&Connection>,
     who: &str,
+    error: &LoginError,
 ) -> ErrorReply {
     let verdict = match connection {
         Some(connection) => connection.login_failed(who).await,
         None => LoginFailureAction::Refuse,
     };
-    match (verdict, call.access()) {
-        (LoginFailureAction::Refuse, RouteAccess::Agent) => unauthorized(call, TOKEN_HOST_MISMATCH),
-        (LoginFailureAction::Refuse, RouteAccess::JoinToken) => unauthorized(call, WRONG_JOIN_TOKEN),
-        (LoginFailureAction::Refuse, RouteAccess::Anybody | RouteAccess::App | RouteAccess::Everywhere) => {
-            unauthorized(call, UNKNOWN_APP)
+    match (verdict, call.rule()) {
+        (LoginFailureAction::Refuse, RouteRule::Agent) => unauthorized(call, TOKEN_HOST_MISMATCH),
+        (LoginFailureAction::Refuse, RouteRule::JoinToken) => unauthorized(call, WRONG_JOIN_TOKEN),
+        (LoginFailureAction::Refuse, RouteRule::Public | RouteRule::App(..)) => {
+            unauthorized(call, &error.to_string())
         }
         (LoginFailureAction::TooMany, _) => too_many_failed_logins(call),
     }
@@ -350,7 +371,7 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
     (response, message)
 }
 
-/// Refuses a known caller, which makes the gateway unready.
+/// Refuses a known caller. This makes the gateway unready, unless only the caller's own share is in use.
 pub(super) fn overloaded<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
@@ -362,6 +383,10 @@ pub(super) fn overloaded<S: Store>(
         connection.refused(resource);
     }
     let message = match resource {
+        LimitedResource::CredentialShare => {
+            let message = "too many concurrent requests with these credentials: try again";
+            return busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message);
+        }
         LimitedResource::BodyMemory => "too many large concurrent requests: try again",
         LimitedResource::Connections | LimitedResource::KnownCallers | LimitedResource::Agents => {
             "too many concurrent requests: try again"
@@ -387,7 +412,7 @@ pub(super) fn body_error_reply<S: Store>(
             let message = "reading the body timed out";
             error_reply(call, StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)
         }
-        BodyError::NoMemory => overloaded(shared, call, connection, LimitedResource::BodyMemory),
+        BodyError::Exhausted(resource) => overloaded(shared, call, connection, resource),
         BodyError::Evicted => {
             shared.gateway.metrics.count_shed();
             let message = "too many concurrent requests of unauthenticated callers: send credentials in a header, or try again";

@@ -51,7 +51,9 @@ impl<S: Store> Gateway<S> {
 
     /// Ends rows whose host has had no agent for the timeout with 117. Returns their number.
     pub async fn expire_items(&self) -> Result<usize, ApiError> {
-        self.hosts.expire(self.agent_timeout);
+        if !self.hosts.expire(self.agent_timeout).is_empty() {
+            self.report_usage.forget_idle();
+        }
         let mut given_up = 0;
         for task in self.tasks.unfinished() {
             // By the monotonic clock: a step of the wall clock expires no agent.

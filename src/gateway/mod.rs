@@ -2,9 +2,9 @@
 //!
 //! # Theory of operation
 //! [`middleware`] resolves a request to a call ([`routes`]: one call has several paths), authenticates the caller
-//! ([`auth`]) and reads the body. [`handlers`] runs the call as a method of [`Gateway`]: [`registry`] stores
-//! registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with HTTP 200, also for
-//! a failure.
+//! ([`auth`], [`apps`]), checks its role and reads the body. [`handlers`] runs the call as a method of [`Gateway`]:
+//! [`registry`] stores registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with
+//! HTTP 200, also for a failure. [`access`] decides every request; [`scope`] looks up the owners that it compares.
 //!
 //! A task is in the store before its id is returned; then its items are sent to the agent sessions of their hosts
 //! ([`hosts`], [`channel`]). An agent's results and reports are written in one commit and acknowledged after it; the
@@ -23,7 +23,10 @@
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
+pub mod access;
 mod agent_calls;
+mod app_limits;
+pub mod apps;
 pub mod auth;
 mod batch;
 mod channel;
@@ -47,11 +50,14 @@ mod processes;
 mod registry;
 mod reply;
 mod report_limits;
+mod report_trim;
 mod report_usage;
 mod results;
 pub mod routes;
+mod scope;
 mod secrets;
 mod state;
+mod state_scope;
 mod status;
 mod tasks;
 
@@ -64,6 +70,7 @@ use crate::store::{Store, Txn, keys};
 
 pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
+pub use report_trim::excess_reports;
 pub use state::StoreRequest;
 
 /// How long an operation waits for a host's agent; its row is final within ten seconds.
@@ -86,7 +93,7 @@ pub struct Gateway<S> {
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
     report_usage: report_usage::ReportUsage,
-    figures: figures::FigureBoard,
+    figures: figures::FigureQueries,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
@@ -104,7 +111,7 @@ impl<S: Store> Gateway<S> {
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             report_usage: report_usage::ReportUsage::default(),
-            figures: figures::FigureBoard::default(),
+            figures: figures::FigureQueries::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
@@ -187,7 +194,7 @@ impl<S: Store> Gateway<S> {
 }
 
 /// Caller of a change, with the headers of Abide's own clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     pub app: String,
     pub owner: Option<String>,
@@ -195,18 +202,14 @@ pub struct Caller {
     pub generation: Option<u64>,
     /// Idempotency key of the call.
     pub op: Option<String>,
-    /// Patterns of the namespaces that the app may see.
-    pub sees: Vec<String>,
+    pub grant: Arc<access::Grant>,
+    pub limits: app_limits::AppLimits,
 }
 
 impl Caller {
     /// Whether the call is from one of Abide's own clients, which send these headers with every change.
     fn is_abide(&self) -> bool {
         self.op.is_some() || self.generation.is_some()
-    }
-
-    fn may_see(&self, namespace: &str) -> bool {
-        self.sees.iter().any(|pattern| crate::model::glob(pattern, namespace))
     }
 }
 
@@ -221,7 +224,7 @@ pub enum ApiError {
     /// The task is not queued yet; the caller polls again.
     #[error("the task is not queued yet")]
     NotQueued,
-    /// The credentials do not cover the namespace.
+    /// The credentials do not permit the call.
     #[error("{0}")]
     NotAllowed(String),
     /// Another caller owns the resource, such as an agent's host.
@@ -240,6 +243,12 @@ pub enum ApiError {
 impl From<crate::gse::request::RequestError> for ApiError {
     fn from(wrong: crate::gse::request::RequestError) -> ApiError {
         ApiError::BadRequest(wrong.to_string())
+    }
+}
+
+impl From<access::MissingGrant> for ApiError {
+    fn from(missing: access::MissingGrant) -> ApiError {
+        ApiError::NotAllowed(missing.to_string())
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
-use super::routes::{ApiCall, RouteAccess, all};
+use super::routes::{ApiCall, RouteRule, all};
 use crate::agent_protocol::{
     Acked, EnrollmentRequest, FiguresUpdate, FromAgent, IssuedCertificate, Join, Joined, LogChunk,
 };
 use crate::contract::{
-    CreatedJoinToken, FigureSeries, HostEntry, HostRevocation, JoinTokenRequest, JoinTokenRow, LogLine,
-    ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet, ServerHealth, StoreAnswer, StoreRequest,
-    TaskAnswer, TokenRevocation,
+    AccessInfo, CreatedJoinToken, FigureSeries, HostEntry, HostRevocation, JoinTokenRequest, JoinTokenRow,
+    LogLine, ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet, ServerHealth, StoreAnswer,
+    StoreRequest, TaskAnswer, TokenRevocation,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -58,11 +58,11 @@ fn operation(schemas: &mut SchemaSet, method: &str, path: &str, call: ApiCall) -
     if !parameters.is_empty() {
         operation["parameters"] = Value::Array(parameters);
     }
-    match call.access() {
-        RouteAccess::Anybody => operation["security"] = json!([]),
-        RouteAccess::Agent => operation["security"] = json!([{"token": []}, {"certificate": []}]),
-        RouteAccess::JoinToken => operation["security"] = json!([{"join": []}]),
-        RouteAccess::App | RouteAccess::Everywhere => {}
+    match call.rule() {
+        RouteRule::Public => operation["security"] = json!([]),
+        RouteRule::Agent => operation["security"] = json!([{"token": []}, {"certificate": []}]),
+        RouteRule::JoinToken => operation["security"] = json!([{"join": []}]),
+        RouteRule::App(..) => {}
     }
     operation
 }
@@ -92,6 +92,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Hosts => "List hosts with an agent",
         ApiCall::Tasks => "List the latest tasks",
         ApiCall::State => "Access the store of controllers: journals, ledgers, holds, leases",
+        ApiCall::Access => "Get the role, namespaces, hosts, users and owners of the calling app",
         ApiCall::Join => "Agents: open a session for hosts",
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
         ApiCall::Tell => "Agents: send results and reports",
@@ -131,7 +132,7 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::RevokeHost => schemas.request::<HostRevocation>(),
         ApiCall::RenewCertificate | ApiCall::JoinTokens => return None,
         ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
-        ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs => return None,
+        ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs | ApiCall::Access => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
     })
 }
@@ -181,7 +182,7 @@ fn headers(call: ApiCall) -> Vec<Value> {
         ),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
-    match call.changes() && call.access() == RouteAccess::App {
+    match call.changes() && matches!(call.rule(), RouteRule::App(..)) {
         true => ours.map(header).to_vec(),
         false => Vec::new(),
     }
@@ -213,6 +214,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Hosts => envelope::<Vec<HostEntry>>(schemas),
         ApiCall::Tasks => envelope::<TaskAnswer>(schemas),
         ApiCall::State => envelope::<StoreAnswer>(schemas),
+        ApiCall::Access => envelope::<AccessInfo>(schemas),
         ApiCall::Join => envelope::<Joined>(schemas),
         ApiCall::Tell => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),
@@ -238,7 +240,7 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     if call == ApiCall::Ready {
         all["503"] = json!({"description": "not ready, with the cause", "content": answer});
     }
-    if call.access() == RouteAccess::Anybody {
+    if call.rule() == RouteRule::Public {
         return all;
     }
     let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});

@@ -9,7 +9,7 @@ use super::auth::short_digest;
 use super::batch::{Operations, RejectedItem, reject_repeated};
 use super::identity::{OpenStarts, identity_conflict_message};
 use super::registry::{CONTENDED, MAX_ATTEMPTS, owned_spec};
-use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, Submission, TaskItem, instance};
+use super::tasks::{ItemResult, MAX_ROWS, Submission, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::{AgentOp, OwnedSpec};
 use crate::clock;
@@ -86,7 +86,6 @@ impl<S: Store> Gateway<S> {
         (body, mut rejected): (&JobBody, Vec<RejectedItem>),
         api: JobApi,
         caller: &Caller,
-        may: NamespaceFilter<'_>,
     ) -> Result<String, ApiError> {
         let code = body.op_type.ok_or_else(|| ApiError::BadRequest("op_type is missing".to_owned()))?;
         let op = match api {
@@ -107,7 +106,7 @@ impl<S: Store> Gateway<S> {
                 }
                 let process = match self.process_of_identity(&host, &held.spec).await? {
                     Some(process)
-                        if may(process.namespace.as_str())
+                        if caller.grant.check_namespace(process.namespace.as_str()).is_ok()
                             || self.was_started(&instance(&process, &host.key), &starts).await? =>
                     {
                         process
@@ -115,8 +114,9 @@ impl<S: Store> Gateway<S> {
                     // No owner, or an owner in another namespace that was only registered.
                     Some(_) | None => self.free_name(&key, &host.key, &held, &named).await?,
                 };
-                if !may(process.namespace.as_str()) {
-                    let message = format!("app {:?} may not touch the process at {row}", caller.app);
+                // The message does not name the namespace of another app.
+                if caller.grant.check_namespace(process.namespace.as_str()).is_err() {
+                    let message = format!("app {} lacks the namespace of the process at {row}", caller.app);
                     return Err(ApiError::NotAllowed(message));
                 }
                 let refused = match op {
@@ -125,7 +125,7 @@ impl<S: Store> Gateway<S> {
                 };
                 let instance = instance(&process, &host.key);
                 named.insert(instance.clone(), held.spec.identity.index_key());
-                let held = Some(self.with_current_owner(&instance, held.clone()).await?);
+                let held = Some(self.with_current_labels(&instance, held.clone()).await?);
                 let item = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
                 items.push(TaskItem { job_key: Some(row), ..item });
             }
@@ -206,16 +206,23 @@ impl<S: Store> Gateway<S> {
         self.submit(Submission { items, rejected: Vec::new() }, caller).await
     }
 
-    /// Checks identities and the lease, then creates the task. A repeated call returns its existing task.
+    /// Checks access, identities and the lease, then creates the task. A repeated call returns its existing task.
     async fn submit(&self, submission: Submission, caller: &Caller) -> Result<String, ApiError> {
         let many = submission.items.len() + submission.rejected.len();
         if many as u64 >= MAX_ROWS {
             return Err(ApiError::BadRequest(format!("too many instances in one call: {many}")));
         }
+        for item in &submission.items {
+            match item.op.as_ref().is_none_or(AgentOp::is_read_only) {
+                true => self.check_read(caller, &item.instance).await?,
+                false => self.check_change(caller, &item.instance, item.held.as_ref()).await?,
+            }
+        }
         for _ in 0..MAX_ATTEMPTS {
             if let Some(answer) = self.stored_response(caller).await? {
                 return serde_json::from_value(answer).map_err(ApiError::from);
             }
+            self.check_task_limits(caller, &submission.items).await?;
             // Evaluated for each attempt: a concurrent call may have changed the compared entries.
             let mut submission = submission.clone();
             let items = &mut submission.items;

@@ -1,5 +1,6 @@
 //! Process list and watch: facts, registered and live specs, revisions and health; and a stream of changes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
@@ -8,19 +9,20 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::error;
 
+use super::access::Grant;
 use super::failed_starts::is_failed_start;
 use super::hosts::HostSession;
 use super::instance_history::{exits, last_exit, next_runs, runs};
 use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
-use super::tasks::NamespaceFilter;
+use super::tasks::instance;
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::contract::{
     self, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec, RunReport,
 };
 use crate::error_chain::chain;
-use crate::model::{Health, InstanceKey, Time, glob};
+use crate::model::{Health, HostKey, InstanceKey, ProcessKey, Time, glob};
 use crate::store::{Error, Seq, Store, keys};
 
 /// Maximum rows per page, and the default.
@@ -80,17 +82,17 @@ impl Query {
 
 impl<S: Store> Gateway<S> {
     /// A page of processes, sorted by namespace, name and host; failed starts follow. `more`: the `after` of the next page.
-    pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<ProcessPage, ApiError> {
+    pub async fn processes(&self, query: &Query, grant: &Grant) -> Result<ProcessPage, ApiError> {
         let limit = query.limit()?;
         let mut page = match query.after.as_deref().is_some_and(is_failed_start) {
             true => {
                 let as_of = self.store.range("", None, 0).await?.as_of;
                 ProcessPage { items: Vec::new(), more: None, as_of }
             }
-            false => self.registered_processes(query, may, limit).await?,
+            false => self.registered_processes(query, grant, limit).await?,
         };
         if page.more.is_none() && query.attempts.is_some() {
-            self.add_failed_starts(&mut page, query, may, limit).await?;
+            self.add_failed_starts(&mut page, query, grant, limit).await?;
         }
         Ok(page)
     }
@@ -98,7 +100,7 @@ impl<S: Store> Gateway<S> {
     async fn registered_processes(
         &self,
         query: &Query,
-        may: NamespaceFilter<'_>,
+        grant: &Grant,
         limit: usize,
     ) -> Result<ProcessPage, ApiError> {
         let prefix = match query.exact_namespace() {
@@ -123,7 +125,7 @@ impl<S: Store> Gateway<S> {
                 else {
                     continue;
                 };
-                if query.matches(&key, Some(&record)) && may(key.namespace.as_str()) {
+                if query.matches(&key, Some(&record)) && grant.may_see(&key, record.given.owner.as_deref()) {
                     items.push(self.process_row(&key, &record, query.is_whole()).await?);
                 }
             }
@@ -180,6 +182,7 @@ impl<S: Store> Gateway<S> {
             owner: given.owner.clone(),
             revision: given.revision,
             live_revision: live.and_then(|live| live.revision),
+            live_spec_unknown: report.is_some_and(|report| report.live_spec_unknown && live.is_some()),
             health: health.unwrap_or(Health::NotReported.word()).to_owned(),
             hosting: Hosting::from(Some(hosted)),
             since: report.and_then(|report| time(report.since)),
@@ -214,31 +217,23 @@ impl<S: Store> Gateway<S> {
     /// Changes after a number, one JSON object per line: the number, and the current row or null if it was removed.
     /// An empty line is a heartbeat. With `numbers`, a number alone means that no other process changed up to it. A
     /// line `{"forgotten": true}` ends the stream: the reader must list all processes again.
-    pub async fn watch(self: &Arc<Self>, query: Query, after: Seq, apps: SharedNamespaceFilter) -> Body {
-        let state = (Arc::clone(self), query, after, apps, false);
-        Body::from_stream(stream::unfold(state, |(gateway, query, after, apps, ended)| async move {
+    pub async fn watch(self: &Arc<Self>, query: Query, after: Seq, grant: CurrentGrant) -> Body {
+        let state = (Arc::clone(self), query, after, grant, false);
+        Body::from_stream(stream::unfold(state, |(gateway, query, after, grant, ended)| async move {
             if ended {
                 return None;
             }
-            let (line, last, ended) = gateway.changes_after(&query, after, &apps).await;
-            Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (gateway, query, last, apps, ended)))
+            let (line, last, ended) = gateway.changes_after(&query, after, &grant).await;
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (gateway, query, last, grant, ended)))
         }))
     }
 
-    async fn changes_after(
-        &self,
-        query: &Query,
-        after: Seq,
-        may: &SharedNamespaceFilter,
-    ) -> (Vec<u8>, Seq, bool) {
+    async fn changes_after(&self, query: &Query, after: Seq, grant: &CurrentGrant) -> (Vec<u8>, Seq, bool) {
         let beat = std::time::Duration::from_secs(crate::agent_protocol::HEARTBEAT_SECS);
         // A number above the newest belongs to another store.
         let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
         if ahead {
             return (forgotten(), after, true);
-        }
-        if !may("") {
-            return (watch_error(CREDENTIALS_REVOKED), after, true);
         }
         let changes = match tokio::time::timeout(beat, self.store.changes("", after)).await {
             Err(_) => return (b"\n".to_vec(), after, false),
@@ -247,11 +242,16 @@ impl<S: Store> Gateway<S> {
             Ok(Err(error)) => return (watch_error(&chain(&error)), after, true),
         };
         let last = changes.last().map_or(after, |change| change.number);
-        let mut keys: Vec<InstanceKey> =
-            changes.iter().filter_map(|change| keys::instance_of(&change.key)).collect();
-        keys.sort();
-        keys.dedup();
-        match self.change_lines(query, keys, last, may).await {
+        // Read after the wait: the grant may have changed meanwhile.
+        let Some(grant) = grant() else { return (watch_error(CREDENTIALS_REVOKED), after, true) };
+        // Whether the registration of an instance changed, and not only its report.
+        let mut changed: BTreeMap<InstanceKey, bool> = BTreeMap::new();
+        for change in &changes {
+            if let Some(key) = keys::instance_of(&change.key) {
+                *changed.entry(key).or_default() |= change.key.starts_with(keys::REGISTRATION_PREFIX);
+            }
+        }
+        match self.change_lines(query, changed, last, &grant).await {
             Ok(lines) => (lines, last, false),
             Err(error) => (watch_error(&chain(&error)), after, true),
         }
@@ -261,13 +261,20 @@ impl<S: Store> Gateway<S> {
     async fn change_lines(
         &self,
         query: &Query,
-        keys: Vec<InstanceKey>,
+        changed: BTreeMap<InstanceKey, bool>,
         last: Seq,
-        may: &SharedNamespaceFilter,
+        grant: &Grant,
     ) -> Result<Vec<u8>, ApiError> {
         let mut lines = Vec::new();
-        for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
+        for (key, is_registration) in changed.into_iter().filter(|(key, _)| grant.may_see(key, None)) {
             let record = self.record(&key).await?;
+            let is_foreign =
+                record.as_ref().is_some_and(|record| !grant.may_see(&key, record.given.owner.as_deref()));
+            // An instance of another owner is sent as removed when its owner may have changed.
+            if is_foreign && !is_registration {
+                continue;
+            }
+            let record = record.filter(|_| !is_foreign);
             // A removed process, or one with a new owner, is sent to every watch that may have listed it.
             if !(Query { owner: None, ..query.clone() }).matches(&key, None) {
                 continue;
@@ -296,17 +303,16 @@ impl<S: Store> Gateway<S> {
         Ok(lines)
     }
 
-    /// All hosts with an agent session and, unless `brief`, their number of processes.
-    pub async fn list_hosts(&self, brief: bool) -> Result<Vec<HostEntry>, ApiError> {
+    /// The granted hosts with an agent session and, unless `brief`, their number of visible processes.
+    pub async fn list_hosts(&self, brief: bool, grant: &Grant) -> Result<Vec<HostEntry>, ApiError> {
         let mut hosts = Vec::new();
         for HostSession { host, connected, version, clock_skew_ms, last_contact } in self.hosts.all() {
+            if grant.check_host(&host).is_err() {
+                continue;
+            }
             let processes = match brief {
                 true => None,
-                false => {
-                    let with = self.store.slice(&keys::identities_prefix(&host), 0, 0).await?.1;
-                    let without = self.store.slice(&keys::claims_prefix(&host), 0, 0).await?.1;
-                    Some((with + without) as u64)
-                }
+                false => Some(self.count_processes(&host, grant).await? as u64),
             };
             hosts.push(HostEntry {
                 host,
@@ -319,6 +325,28 @@ impl<S: Store> Gateway<S> {
             });
         }
         Ok(hosts)
+    }
+
+    /// The number of registered instances of a host that an app may see.
+    async fn count_processes(&self, host: &HostKey, grant: &Grant) -> Result<usize, ApiError> {
+        let prefixes = [keys::identities_prefix(host), keys::claims_prefix(host)];
+        let mut count = 0;
+        for prefix in prefixes {
+            if grant.sees_everything() {
+                count += self.store.slice(&prefix, 0, 0).await?.1;
+                continue;
+            }
+            for entry in self.store.range(&prefix, None, usize::MAX).await?.entries {
+                let Some(process) = readable(entry.parse::<ProcessKey>()) else { continue };
+                let key = instance(&process, host);
+                let owner = match grant.is_bound_to_owners() {
+                    true => self.owner_of(&key).await?,
+                    false => None,
+                };
+                count += usize::from(grant.may_see(&key, owner.as_deref()));
+            }
+        }
+        Ok(count)
     }
 }
 
@@ -375,6 +403,5 @@ fn watch_error(error: &str) -> Vec<u8> {
     line(&ProcessChange { error: Some(error.to_owned()), ..ProcessChange::empty() })
 }
 
-/// Namespaces that a watch may see, evaluated for every change so that revocation takes effect. An empty name asks
-/// whether the app still exists.
-pub type SharedNamespaceFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+/// The grant of the app of a watch, read for every change. `None`: the app was removed.
+pub type CurrentGrant = Arc<dyn Fn() -> Option<Arc<Grant>> + Send + Sync>;

@@ -84,6 +84,7 @@ impl<S: Store> Gateway<S> {
             let mut txn = Txn::default();
             let starts = OpenStarts::default();
             let mut pushes: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
+            let mut new = 0;
             for host in &targets.hosts {
                 let row_key =
                     result_keys::v1(host, &process).unwrap_or_else(|| result_keys::v2(&host.key, &process));
@@ -96,6 +97,7 @@ impl<S: Store> Gateway<S> {
                             Ok(given) => Some(given),
                             Err(unknown) => {
                                 let message = unknown.to_string();
+                                self.check_change(caller, &instance, None).await?;
                                 rows.insert(row_key, Row::new(RowCode::COMMAND_FAILED, message));
                                 continue;
                             }
@@ -103,6 +105,7 @@ impl<S: Store> Gateway<S> {
                     }
                     None => None,
                 };
+                self.check_change(caller, &instance, given.as_ref()).await?;
                 let (row, part) = match &given {
                     Some(given) => {
                         let update = call == RegistryCall::Update;
@@ -112,10 +115,12 @@ impl<S: Store> Gateway<S> {
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {
+                    new += usize::from(given.is_some() && creates(&part, &instance));
                     pushes.push((instance, given));
                 }
                 txn = txn.and(part);
             }
+            self.check_instances(caller, namespace, new).await?;
             // Read last: the caller renews its lease while a call on many hosts is evaluated, and each renewal would
             // conflict.
             let (fence, fenced) = self.fence(caller).await?;
@@ -251,6 +256,21 @@ impl<S: Store> Gateway<S> {
         Ok(OwnedSpec { owner, ..held })
     }
 
+    /// A request of JOB has neither an owner nor labels: the process keeps both.
+    pub(super) async fn with_current_labels(
+        &self,
+        instance: &InstanceKey,
+        held: OwnedSpec,
+    ) -> Result<OwnedSpec, ApiError> {
+        let Some(record) = self.record(instance).await? else { return Ok(held) };
+        let labels = match held.spec.labels.is_empty() {
+            true => record.given.spec.labels.clone(),
+            false => held.spec.labels.clone(),
+        };
+        let spec = Arc::new(Spec { labels, ..(*held.spec).clone() });
+        Ok(OwnedSpec { spec, owner: held.owner.or(record.given.owner), ..held })
+    }
+
     pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<RegistryRecord>, ApiError> {
         let entry = self.store.get(&keys::registration(instance)).await?;
         Ok(entry.as_ref().map(Entry::decode).transpose()?)
@@ -290,6 +310,12 @@ pub fn record_txn(
     let secrets = secret_history(old, &given.spec);
     let record = RegistryRecord { given: given.clone(), supplier, registered, generation, secrets };
     Ok(Txn::put(keys::registration(instance), serde_json::to_vec(&record)?))
+}
+
+/// Whether a transaction writes the first record of an instance.
+fn creates(txn: &Txn, instance: &InstanceKey) -> bool {
+    let key = keys::registration(instance);
+    txn.compares.iter().any(|compare| compare.key == key && compare.mod_seq == 0)
 }
 
 /// Whether two specs have the same identity.

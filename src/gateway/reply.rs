@@ -45,7 +45,7 @@ pub(super) fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
         ApiError::Conflict(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
         ApiError::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
         ApiError::Busy(message) => {
-            (StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message.clone())
+            return busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message);
         }
         ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
     };

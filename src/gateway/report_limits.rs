@@ -26,7 +26,7 @@ const MAX_NAME: usize = 256;
 /// Maximum bytes of one report: up to three specs.
 const MAX_REPORT: usize = 4 << 20;
 /// Maximum reported instances of one host, far above real hosts.
-const MAX_INSTANCES: usize = 20_000;
+pub(super) const MAX_INSTANCES: usize = 20_000;
 /// Maximum bytes of one host's reports and registrations. 5,000 instances with a specification of 2 KiB need 36 MiB.
 pub(super) const MAX_HOST_BYTES: usize = 64 << 20;
 /// Maximum bytes of one host's deferred reports, which are in memory only.

@@ -85,6 +85,12 @@ impl HostState {
         }
     }
 
+    /// Whether the state of the host is that of an unknown one.
+    fn is_idle(&self) -> bool {
+        let is_used = self.bytes > 0 || self.instances > 0 || self.allowance < BURST;
+        !is_used && self.deferred.is_empty() && self.unlogged == (0, 0)
+    }
+
     pub fn spend(&mut self, bytes: usize) {
         self.refill();
         self.allowance = self.allowance.saturating_sub(bytes);
@@ -164,6 +170,14 @@ impl ReportUsage {
                 state.deferred_bytes = 0;
             }
         }
+    }
+
+    /// Forgets hosts without reports and without a used allowance: a host's name is the choice of its agent.
+    pub fn forget_idle(&self) {
+        self.hosts().retain(|_, state| {
+            state.refill();
+            !state.is_idle()
+        });
     }
 
     pub fn count(&self, ignored: usize) {

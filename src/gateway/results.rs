@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::tasks::{GatewayTask, ItemState, KeyForm, NamespaceFilter};
+use super::access::Grant;
+use super::tasks::{GatewayTask, ItemState, KeyForm};
 use super::{ApiError, Gateway};
 use crate::clock;
 use crate::contract::TaskEntry;
@@ -22,8 +23,8 @@ const MEMORY_RETENTION_MS: i64 = 600_000;
 
 impl<S: Store> Gateway<S> {
     /// get_proc_operate_result: one row per instance of the task.
-    pub async fn results(&self, id: &str, form: KeyForm, may: NamespaceFilter<'_>) -> Result<Rows, ApiError> {
-        let task = self.task(id, may).await?;
+    pub async fn results(&self, id: &str, form: KeyForm, grant: &Grant) -> Result<Rows, ApiError> {
+        let task = self.task(id, grant).await?;
         let mut rows = Rows::new();
         for (nth, item) in task.items.iter().enumerate() {
             let host = Host { key: item.instance.host.clone(), supplier: item.supplier, agent_id: None };
@@ -46,8 +47,8 @@ impl<S: Store> Gateway<S> {
     }
 
     /// get_proc_result: the same rows by JOB's key, with structured content.
-    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<JobResult, ApiError> {
-        let task = self.task(id, may).await?;
+    pub async fn job_results(&self, id: &str, grant: &Grant) -> Result<JobResult, ApiError> {
+        let task = self.task(id, grant).await?;
         let mut rows = Rows::new();
         for (nth, item) in task.items.iter().enumerate() {
             let held = || item.held.as_ref().map(|held| result_keys::job(&item.instance.host, &held.spec));
@@ -66,28 +67,25 @@ impl<S: Store> Gateway<S> {
         Ok(JobResult { status: i64::from(!running), result: rows })
     }
 
-    /// A task that the caller may see; a task of another namespace counts as unknown.
-    async fn task(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Arc<GatewayTask>, ApiError> {
+    /// A task whose rows the caller may see; every other task counts as unknown.
+    async fn task(&self, id: &str, grant: &Grant) -> Result<Arc<GatewayTask>, ApiError> {
         let unknown = || ApiError::UnknownTask(format!("there is no task {id:?}"));
         let known = self.tasks.in_memory().get(id).cloned();
         let task = match known {
             Some(task) => task,
             None => self.load(id).await?.ok_or_else(unknown)?,
         };
-        let named = task.rejected.iter().map(|rejected| rejected.namespace.as_str());
-        let mut namespaces = task
-            .items
-            .iter()
-            .map(|item| item.instance.namespace.as_str())
-            .chain(named.filter(|name| !name.is_empty()));
-        if !namespaces.all(may) {
+        let mut rejected = task.rejected.iter().map(|rejected| rejected.namespace.as_str());
+        let is_visible = task.items.iter().all(|item| grant.may_see(&item.instance, item.owner.as_deref()))
+            && rejected.all(|name| name.is_empty() || grant.check_namespace(name).is_ok());
+        if !is_visible {
             return Err(unknown());
         }
         if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(ApiError::NotQueued) }
     }
 
     /// The latest tasks: id, start time, and numbers of rows, final rows and failed rows.
-    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Vec<TaskEntry>, ApiError> {
+    pub async fn list_tasks(&self, grant: &Grant) -> Result<Vec<TaskEntry>, ApiError> {
         const MAX_LISTED: usize = 1000;
         let mut ids: Vec<String> = self
             .store
@@ -100,7 +98,7 @@ impl<S: Store> Gateway<S> {
         ids.reverse();
         let mut tasks = Vec::new();
         for id in ids.into_iter().take(MAX_LISTED) {
-            let Ok(task) = self.task(&id, may).await else { continue };
+            let Ok(task) = self.task(&id, grant).await else { continue };
             let rows = task.rows().clone();
             let done = rows.iter().filter_map(|row| match row {
                 ItemState::Done(done) => Some(done.code),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use super::access::AccessRole;
 use super::tasks::KeyForm;
 use crate::gse::JobApi;
 
@@ -38,6 +39,7 @@ pub enum ApiCall {
     Hosts,
     Tasks,
     State,
+    Access,
     Join,
     Stream,
     Tell,
@@ -56,52 +58,70 @@ pub enum ApiCall {
     Description,
 }
 
-/// Credentials that a call requires.
+/// Rule of a call: the credentials and the role that it requires, and what of the request its grant is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouteAccess {
-    Anybody,
-    /// An app, within its namespaces.
-    App,
-    /// An app that may touch every namespace.
-    Everywhere,
-    /// An agent, for its hosts.
+pub enum RouteRule {
+    /// No credentials.
+    Public,
+    /// The token of an agent, for its hosts.
     Agent,
     /// An agent with a join token.
     JoinToken,
+    /// An app with at least this role.
+    App(AccessRole, RouteScope),
+}
+
+/// What of a request or an answer the namespaces, hosts, users and owners of a grant are compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteScope {
+    /// Nothing: the answer is the same for every app.
+    Nothing,
+    /// Every namespace, host and owner: an app that lacks one is refused.
+    Everything,
+    /// The processes and hosts that the request names. Another one is refused.
+    Named,
+    /// The same. A live check needs `read`, every other operation `operate`.
+    Operations,
+    /// The rows of the answer. Others are left out.
+    Listed,
+    /// The keys of the request and of the answer. A read needs `read`, a write `operate`, a reset of a lease `admin`.
+    Keys,
 }
 
 impl ApiCall {
-    pub fn access(self) -> RouteAccess {
+    /// Exhaustive: a call without a rule does not compile.
+    pub fn rule(self) -> RouteRule {
+        use RouteScope::{Everything, Keys, Listed, Named, Nothing, Operations};
         match self {
-            ApiCall::Health | ApiCall::Ready => RouteAccess::Anybody,
+            ApiCall::Health | ApiCall::Ready => RouteRule::Public,
             ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
-                RouteAccess::Agent
+                RouteRule::Agent
             }
-            ApiCall::RenewCertificate => RouteAccess::Agent,
-            ApiCall::Enroll => RouteAccess::JoinToken,
-            ApiCall::State | ApiCall::Tasks | ApiCall::Hosts => RouteAccess::Everywhere,
+            ApiCall::Register | ApiCall::Update | ApiCall::Unregister => {
+                RouteRule::App(AccessRole::Operate, Named)
+            }
+            ApiCall::SetGroups | ApiCall::Rename => RouteRule::App(AccessRole::Operate, Named),
+            ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Job(_) => {
+                RouteRule::App(AccessRole::Read, Operations)
+            }
+            ApiCall::Status { .. } | ApiCall::Sync | ApiCall::Groups | ApiCall::Agents { .. } => {
+                RouteRule::App(AccessRole::Read, Named)
+            }
+            ApiCall::Figures | ApiCall::Logs => RouteRule::App(AccessRole::Read, Named),
+            ApiCall::Result(_) | ApiCall::JobResult | ApiCall::Tasks => {
+                RouteRule::App(AccessRole::Read, Listed)
+            }
+            ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts => RouteRule::App(AccessRole::Read, Listed),
+            ApiCall::State => RouteRule::App(AccessRole::Read, Keys),
+            ApiCall::Access | ApiCall::Metrics | ApiCall::Description => {
+                RouteRule::App(AccessRole::Read, Nothing)
+            }
+            ApiCall::RenewCertificate => RouteRule::Agent,
+            ApiCall::Enroll => RouteRule::JoinToken,
             ApiCall::JoinTokens
             | ApiCall::CreateJoinToken
             | ApiCall::RevokeJoinToken
-            | ApiCall::RevokeHost => RouteAccess::Everywhere,
-            ApiCall::Register
-            | ApiCall::Update
-            | ApiCall::Unregister
-            | ApiCall::Operate { .. }
-            | ApiCall::OperateMulti => RouteAccess::App,
-            ApiCall::Result(_)
-            | ApiCall::Status { .. }
-            | ApiCall::Sync
-            | ApiCall::SetGroups
-            | ApiCall::Groups => RouteAccess::App,
-            ApiCall::Agents { .. } | ApiCall::Job(_) | ApiCall::JobResult => RouteAccess::App,
-            ApiCall::Processes
-            | ApiCall::Figures
-            | ApiCall::Watch
-            | ApiCall::Logs
-            | ApiCall::Rename
-            | ApiCall::Metrics
-            | ApiCall::Description => RouteAccess::App,
+            | ApiCall::RevokeHost => RouteRule::App(AccessRole::Admin, Everything),
         }
     }
 
@@ -133,7 +153,8 @@ impl ApiCall {
             | ApiCall::Logs
             | ApiCall::Hosts
             | ApiCall::JoinTokens
-            | ApiCall::Tasks => false,
+            | ApiCall::Tasks
+            | ApiCall::Access => false,
             // Controllers and agents write continuously; the audit log omits these.
             ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
                 false
@@ -166,6 +187,7 @@ impl ApiCall {
             ApiCall::Hosts => "hosts",
             ApiCall::Tasks => "tasks",
             ApiCall::State => "state",
+            ApiCall::Access => "access",
             ApiCall::Join => "join",
             ApiCall::Stream => "stream",
             ApiCall::Tell => "tell",
@@ -239,6 +261,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/abide/v1/hosts", ApiCall::Hosts),
     ("GET", "/api/abide/v1/tasks", ApiCall::Tasks),
     ("POST", "/api/abide/v1/state", ApiCall::State),
+    ("GET", "/api/abide/v1/access", ApiCall::Access),
     ("POST", "/api/abide/v1/agent/join", ApiCall::Join),
     ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),

@@ -1,9 +1,12 @@
 //! State API: store access over HTTP for controllers, for journals, ledgers, holds and leases.
 //!
-//! Only controller prefixes are accessible; registrations and agent reports are not.
+//! Only controller prefixes are accessible; registrations and agent reports are not. [`super::state_scope`] limits an app
+//! to the keys of its owners and namespaces.
 
 use std::time::Duration;
 
+use super::access::{AccessRole, Grant};
+use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change, may_read_entry};
 use super::{ApiError, Gateway};
 pub use crate::contract::StoreRequest;
 use crate::contract::{
@@ -11,7 +14,9 @@ use crate::contract::{
     StateReleased, StateSlice, StoreAnswer, TxnAnswer, WriteItem,
 };
 use crate::store::lease::{MAX_RESET, MAX_TTL};
-use crate::store::{Change, Compare, Entry, Lease, LeaseAttempt, Outcome, Reset, Store, Txn, Write, keys};
+use crate::store::{
+    Change, Compare, Entry, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write, keys,
+};
 
 /// Maximum entries per response.
 const MAX_ENTRIES: usize = 10_000;
@@ -21,6 +26,21 @@ const MAX_WAIT: Duration = Duration::from_secs(30);
 const MAX_NAME_BYTES: usize = 1024;
 
 impl StoreRequest {
+    /// The role that the request needs.
+    pub fn role(&self) -> AccessRole {
+        match self {
+            StoreRequest::Get { .. }
+            | StoreRequest::Range { .. }
+            | StoreRequest::Slice { .. }
+            | StoreRequest::Changes { .. } => AccessRole::Read,
+            StoreRequest::Txn { .. }
+            | StoreRequest::TakeLease { .. }
+            | StoreRequest::RenewLease { .. }
+            | StoreRequest::ReleaseLease { .. } => AccessRole::Operate,
+            StoreRequest::ResetLease { .. } => AccessRole::Admin,
+        }
+    }
+
     /// Short description of the change for the audit log; `None` for a read.
     pub fn changes(&self) -> Option<String> {
         match self {
@@ -43,31 +63,47 @@ impl StoreRequest {
 }
 
 impl<S: Store> Gateway<S> {
-    pub async fn state(&self, request: StoreRequest) -> Result<StoreAnswer, ApiError> {
+    pub async fn state(&self, request: StoreRequest, grant: &Grant) -> Result<StoreAnswer, ApiError> {
+        grant.check_role(request.role())?;
+        let check_lease_name = |name: String| {
+            let name = check_lease_name(name)?;
+            check_key_scope(grant, &keys::lease(&name), None, KeyUse::Write)?;
+            Ok::<_, ApiError>(name)
+        };
+        let check_prefix = |prefix: String| {
+            let prefix = check_key(prefix)?;
+            check_prefix_scope(grant, &prefix)?;
+            Ok::<_, ApiError>(prefix)
+        };
         Ok(match request {
             StoreRequest::Get { key } => {
-                let found = self.store.get(&check_key(key)?).await?;
+                let found = self.store.get(&check_key(key.clone())?).await?;
+                let value = found.as_ref().map(|entry| &*entry.value);
+                check_key_scope(grant, &key, value, KeyUse::Read)?;
                 StoreAnswer::Entry(found.as_ref().map(entry))
             }
             StoreRequest::Range { prefix, after, limit } => {
                 let limit = limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
-                let page = self.store.range(&check_key(prefix)?, after.as_deref(), limit).await?;
-                let entries = page.entries.iter().map(entry).collect();
+                let page = self.store.range(&check_prefix(prefix)?, after.as_deref(), limit).await?;
+                let entries = page.entries.iter().filter(|entry| may_read_entry(grant, entry));
+                let entries = entries.map(entry).collect();
                 let more = page.more.as_deref().map(str::to_owned);
                 StoreAnswer::Page(StatePage { entries, more, as_of: page.as_of })
             }
             StoreRequest::Slice { prefix, skip, limit } => {
+                let prefix = check_prefix(prefix)?;
                 let (entries, count) =
-                    self.store.slice(&check_key(prefix)?, skip, limit.min(MAX_ENTRIES)).await?;
+                    self.scoped_slice(grant, &prefix, skip, limit.min(MAX_ENTRIES)).await?;
                 StoreAnswer::Slice(StateSlice { entries: entries.iter().map(entry).collect(), count })
             }
             StoreRequest::Txn { compares, writes } => {
-                StoreAnswer::Txn(self.state_txn(compares, writes).await?)
+                StoreAnswer::Txn(self.state_txn(compares, writes, grant).await?)
             }
             StoreRequest::Changes { prefix, after, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(MAX_WAIT);
-                let prefix = check_key(prefix)?;
-                let changes = match tokio::time::timeout(wait, self.store.changes(&prefix, after)).await {
+                let prefix = check_prefix(prefix)?;
+                let changes = self.state_changes(&prefix, after, grant);
+                let changes = match tokio::time::timeout(wait, changes).await {
                     Ok(changes) => changes?,
                     Err(_) => Vec::new(),
                 };
@@ -83,18 +119,36 @@ impl<S: Store> Gateway<S> {
                 })
             }
             StoreRequest::RenewLease { name, holder, generation, lives_ms } => {
-                let lease = Lease { name, holder, generation };
+                let lease = Lease { name: check_lease_name(name)?, holder, generation };
                 let kept = self.store.renew_lease(&lease, ttl(lives_ms)?).await?;
                 StoreAnswer::Kept(StateKept { kept })
             }
             StoreRequest::ReleaseLease { name, holder, generation } => {
-                self.store.release_lease(&Lease { name, holder, generation }).await?;
+                let lease = Lease { name: check_lease_name(name)?, holder, generation };
+                self.store.release_lease(&lease).await?;
                 StoreAnswer::Released(StateReleased { released: true })
             }
             StoreRequest::ResetLease { name, above, force } => {
-                StoreAnswer::Reset(self.state_reset(name, above, force).await?)
+                StoreAnswer::Reset(self.state_reset(check_lease_name(name)?, above, force).await?)
             }
         })
+    }
+
+    /// Waits for changes that the app may read.
+    async fn state_changes(
+        &self,
+        prefix: &str,
+        mut after: Seq,
+        grant: &Grant,
+    ) -> Result<Vec<Change>, ApiError> {
+        loop {
+            let mut changes = self.store.changes(prefix, after).await?;
+            after = changes.last().map_or(after, |change| change.number);
+            changes.retain(|change| may_read_change(grant, change));
+            if !changes.is_empty() {
+                return Ok(changes);
+            }
+        }
     }
 
     async fn state_reset(&self, name: String, above: u64, force: bool) -> Result<ResetAnswer, ApiError> {
@@ -103,7 +157,7 @@ impl<S: Store> Gateway<S> {
                 "above is {above}: the maximum generation is {MAX_RESET}"
             )));
         }
-        Ok(match self.store.reset_lease(&check_lease_name(name)?, above, force).await? {
+        Ok(match self.store.reset_lease(&name, above, force).await? {
             Reset::Free { generation } => ResetAnswer::Free { generation },
             Reset::Renewed { holder, left_ms } => ResetAnswer::Renewed { holder, left_ms },
         })
@@ -113,6 +167,7 @@ impl<S: Store> Gateway<S> {
         &self,
         compares: Vec<CompareItem>,
         writes: Vec<WriteItem>,
+        grant: &Grant,
     ) -> Result<TxnAnswer, ApiError> {
         let compare = |c: CompareItem| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
         let write = |WriteItem { key, value }: WriteItem| {
@@ -128,8 +183,10 @@ impl<S: Store> Gateway<S> {
                 None => Write::Delete(key),
             })
         };
-        let compares = compares.into_iter().map(compare).collect::<Result<_, ApiError>>()?;
-        let writes = writes.into_iter().map(write).collect::<Result<_, ApiError>>()?;
+        let compares = compares.into_iter().map(compare).collect::<Result<Vec<Compare>, ApiError>>()?;
+        let writes = writes.into_iter().map(write).collect::<Result<Vec<Write>, ApiError>>()?;
+        self.check_compares(grant, &compares).await?;
+        self.check_writes(grant, &writes).await?;
         Ok(match self.store.txn(Txn { compares, writes }).await? {
             Outcome::Written(number) => TxnAnswer::Written(number),
             Outcome::Conflict(key) => TxnAnswer::Conflict(key),

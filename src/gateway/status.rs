@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
+use super::access::Grant;
 use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway};
@@ -31,14 +32,19 @@ const AGENT_UNKNOWN: i64 = -1;
 
 impl<S: Store> Gateway<S> {
     /// get_proc_status, in both versions; the second has additional fields.
-    pub async fn status(&self, request: &ProcRequest, second: bool) -> Result<StatusData, ApiError> {
+    pub async fn status(
+        &self,
+        request: &ProcRequest,
+        second: bool,
+        grant: &Grant,
+    ) -> Result<StatusData, ApiError> {
         let (process, targets) = (request.process()?, request.usable_targets()?);
         let mut proc_infos: Vec<StatusRow> =
             targets.invalid.iter().map(|invalid| invalid_row(invalid, &process)).collect();
         for host in targets.hosts {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&keys::registration(&key)).await?;
-            if let Some(entry) = entry {
+            if let Some(entry) = entry.filter(|entry| is_visible(grant, &key, entry)) {
                 proc_infos.push(self.row(key, entry.decode(), second).await?);
             }
         }
@@ -46,7 +52,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// sync_proc_status: all processes of a namespace, in a stable order.
-    pub async fn sync(&self, request: &ProcRequest) -> Result<StatusData, ApiError> {
+    pub async fn sync(&self, request: &ProcRequest, grant: &Grant) -> Result<StatusData, ApiError> {
         let namespace = namespace(request)?;
         let page = request.page.unwrap_or_default();
         let (start, limit) = (page.start.unwrap_or(0), page.limit.unwrap_or(PAGE));
@@ -55,7 +61,7 @@ impl<S: Store> Gateway<S> {
         }
         let prefix = keys::registrations_prefix(namespace.as_str());
         let skip = usize::try_from(start).unwrap_or(usize::MAX);
-        let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
+        let (entries, count) = self.visible_slice(grant, &prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
             if let Some(key) = keys::instance_of(&entry.key) {
@@ -63,6 +69,24 @@ impl<S: Store> Gateway<S> {
             }
         }
         Ok(StatusData { count: Some(count as u64), proc_infos })
+    }
+
+    /// Registrations by offset and their count, without those that the app may not see.
+    async fn visible_slice(
+        &self,
+        grant: &Grant,
+        prefix: &str,
+        skip: usize,
+        limit: usize,
+    ) -> Result<(Vec<Entry>, usize), ApiError> {
+        if !grant.is_bound_to_owners() && !grant.is_bound_to_hosts() {
+            return Ok(self.store.slice(prefix, skip, limit).await?);
+        }
+        let mut entries = self.store.range(prefix, None, usize::MAX).await?.entries;
+        entries
+            .retain(|entry| keys::instance_of(&entry.key).is_some_and(|key| is_visible(grant, &key, entry)));
+        let count = entries.len();
+        Ok((entries.into_iter().skip(skip).take(limit).collect(), count))
     }
 
     /// set_process_group_info: stored as sent, per host.
@@ -243,6 +267,14 @@ impl<S: Store> Gateway<S> {
             ..StatusRow::default()
         })
     }
+}
+
+/// Whether an app may see a registration. One that cannot be read has no known owner.
+fn is_visible(grant: &Grant, key: &InstanceKey, entry: &Entry) -> bool {
+    if !grant.is_bound_to_owners() {
+        return grant.may_see(key, None);
+    }
+    entry.decode::<RegisteredFields>().is_ok_and(|fields| grant.may_see(key, fields.given.owner.as_deref()))
 }
 
 /// The row of a host that cannot be used: not registered, with the error as message.

@@ -27,9 +27,6 @@ const MAX_LIVE_CHECKS: u64 = 10_000;
 /// Maximum rows of a task: task number and row number form one increasing sequence number.
 pub const MAX_ROWS: u64 = 1 << 20;
 
-/// Namespaces that a caller may see.
-pub type NamespaceFilter<'a> = &'a (dyn Fn(&str) -> bool + Send + Sync);
-
 /// Additional writes in the commit of a task, given its id.
 pub type TaskTxn<'a> = &'a (dyn Fn(&str) -> Result<Txn, ApiError> + Send + Sync);
 
@@ -486,7 +483,8 @@ mod tests {
         let empty = Submission::default();
         let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, empty));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
-        let results = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
+        let grant = crate::gateway::access::Grant::everything("all");
+        let results = || gateway.results("GSETASK:1", KeyForm::V1, &grant);
         assert!(matches!(results().await, Err(ApiError::NotQueued)));
         task.queued.store(true, Ordering::Release);
         assert!(results().await.is_ok());

@@ -162,7 +162,7 @@ impl SpecWire {
             job: self.job.clone().unwrap_or_default().job(),
             health: self.health()?,
             restart: self.restart.clone().unwrap_or_default(),
-            log: self.log.clone().unwrap_or_default(),
+            log: self.log()?,
             limits: self.limits.clone().unwrap_or_default(),
             env_file: self.env_file()?,
             sandbox: self.sandbox()?,
@@ -212,6 +212,15 @@ impl SpecWire {
         let checked = health.check();
         checked.map_err(|problem| RequestError::new(format!("spec.{}", problem.field), problem.why))?;
         Ok(health)
+    }
+
+    fn log(&self) -> Result<LogRotation, RequestError> {
+        match self.log.clone().unwrap_or_default() {
+            log if log.keep.is_some_and(|keep| keep > LogRotation::MAX_KEPT) => {
+                Err(RequestError::new("spec.log.keep", "is more than 1000"))
+            }
+            log => Ok(log),
+        }
     }
 
     fn sandbox(&self) -> Result<Sandbox, RequestError> {

@@ -1,8 +1,8 @@
 //! Request admission: permits and body memory, with separate budgets for known callers, agents and unknown callers.
 //!
-//! Memory is charged as bytes arrive, never in advance. Unknown callers, whose credentials may be in their body,
+//! Known callers and agents share a [`Budget`] by credential. Unknown callers, whose credentials may be in their body,
 //! share a pool with a limit per peer. A full pool evicts the peer's oldest request; exhausted memory evicts its
-//! largest.
+//! largest. Memory is charged as bytes arrive.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,58 +11,17 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures_util::StreamExt;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::budget::{Budget, Charge};
+use super::credential_key::CredentialKey;
 use super::overload::LimitedResource;
 use super::peers::{PeerKey, Peers, Position, Stage};
 
 /// Minimum average rate of a body after the grace period, in bytes per second.
 const MIN_RATE: u64 = 1024;
 const GRACE: Duration = Duration::from_secs(5);
-
-/// Concurrent requests and received bytes of callers authenticated by a header.
-pub struct Budget {
-    resource: LimitedResource,
-    permits: Semaphore,
-    most_bytes: usize,
-    bytes: AtomicUsize,
-}
-
-impl Budget {
-    pub fn new(resource: LimitedResource, requests: usize, most_bytes: usize) -> Budget {
-        Budget { resource, permits: Semaphore::new(requests), most_bytes, bytes: AtomicUsize::new(0) }
-    }
-
-    pub fn admit(&self) -> Result<AdmittedRequest<'_>, LimitedResource> {
-        let permit = self.permits.try_acquire().map_err(|_| self.resource)?;
-        Ok(AdmittedRequest::Known(Charge { budget: self, bytes: 0, _permit: permit }))
-    }
-}
-
-/// A request's share of a budget, released on drop.
-pub struct Charge<'a> {
-    budget: &'a Budget,
-    bytes: usize,
-    _permit: SemaphorePermit<'a>,
-}
-
-impl Charge<'_> {
-    fn add(&mut self, more: usize) -> bool {
-        let fits = |bytes: usize| bytes.checked_add(more).filter(|sum| *sum <= self.budget.most_bytes);
-        let added = self.budget.bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
-        if added {
-            self.bytes += more;
-        }
-        added
-    }
-}
-
-impl Drop for Charge<'_> {
-    fn drop(&mut self) {
-        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
 
 /// Requests of callers that cannot be authenticated until their body is read.
 pub struct UnknownCallers {
@@ -165,10 +124,10 @@ pub enum AdmittedRequest<'a> {
 }
 
 impl AdmittedRequest<'_> {
-    fn add(&mut self, more: usize) -> bool {
+    fn add(&mut self, more: usize) -> Result<(), BodyError> {
         match self {
-            AdmittedRequest::Known(charge) => charge.add(more),
-            AdmittedRequest::Unknown(unknown) => unknown.add(more),
+            AdmittedRequest::Known(charge) => charge.add(more).map_err(BodyError::Exhausted),
+            AdmittedRequest::Unknown(unknown) => unknown.add(more).then_some(()).ok_or(BodyError::Evicted),
         }
     }
 
@@ -184,13 +143,23 @@ impl AdmittedRequest<'_> {
     }
 }
 
+/// Admits a request of a known caller. `None`: the listener has a single credential.
+pub fn admit_known(
+    budget: &Budget,
+    credential: Option<CredentialKey>,
+) -> Result<AdmittedRequest<'_>, LimitedResource> {
+    budget.charge(credential).map(AdmittedRequest::Known)
+}
+
 /// Moves a request, with its body's bytes, to the budget of another class.
-pub fn readmit<'a>(budget: &'a Budget, body: &Bytes) -> Result<AdmittedRequest<'a>, LimitedResource> {
-    let mut admitted = budget.admit()?;
-    match admitted.add(body.len()) {
-        true => Ok(admitted),
-        false => Err(LimitedResource::BodyMemory),
-    }
+pub fn readmit<'a>(
+    budget: &'a Budget,
+    credential: CredentialKey,
+    body: &Bytes,
+) -> Result<AdmittedRequest<'a>, LimitedResource> {
+    let mut charge = budget.charge(Some(credential))?;
+    charge.add(body.len())?;
+    Ok(AdmittedRequest::Known(charge))
 }
 
 /// Why a body was not read.
@@ -200,8 +169,8 @@ pub enum BodyError {
     /// The connection ended, or its framing is wrong.
     Broken,
     TooSlow,
-    /// A known caller's body exceeds the remaining memory.
-    NoMemory,
+    /// A known caller's body exceeds the remaining memory, or the share of its credential.
+    Exhausted(LimitedResource),
     /// An unknown caller's request was evicted in favor of another.
     Evicted,
 }
@@ -234,9 +203,7 @@ pub async fn read_body(
         if length > most {
             return Err(BodyError::TooLarge);
         }
-        if !admitted.add(piece.len()) {
-            return Err(if admitted.is_unknown() { BodyError::Evicted } else { BodyError::NoMemory });
-        }
+        admitted.add(piece.len())?;
         match first.is_empty() {
             true => first = piece,
             false => {
@@ -254,6 +221,7 @@ pub async fn read_body(
 mod tests {
     use futures_util::stream;
 
+    use super::super::credential_key::CredentialScope;
     use super::*;
 
     const TIME: Duration = Duration::from_secs(30);
@@ -311,31 +279,30 @@ mod tests {
         let callers = UnknownCallers::new(128, 1000);
         let mut honest = callers.admit(other(1));
         let mut large = callers.admit(HERE);
-        assert!(large.add(450) && honest.add(10));
+        assert!(large.add(450).is_ok() && honest.add(10).is_ok());
         let mut small = callers.admit(HERE);
-        assert!(small.add(100), "another of the same peer");
-        assert!(!large.add(1), "the large request was evicted");
+        assert!(small.add(100).is_ok(), "another of the same peer");
+        assert!(large.add(1).is_err(), "the large request was evicted");
         let mut huge = callers.admit(HERE);
-        assert!(!huge.add(501), "more than a peer's share");
+        assert!(huge.add(501).is_err(), "more than a peer's share");
         let mut many: Vec<_> = (2..5).map(|last| callers.admit(other(last))).collect();
-        assert!(many.iter_mut().all(|one| one.add(400)), "the heaviest peer pays");
-        assert!(honest.add(10) && small.add(10));
+        assert!(many.iter_mut().all(|one| one.add(400).is_ok()), "the heaviest peer pays");
+        assert!(honest.add(10).is_ok() && small.add(10).is_ok());
         drop((honest, large, small, huge, many));
         assert_eq!((callers.total_bytes.load(Ordering::Relaxed), callers.state().len()), (0, 0));
     }
 
     #[test]
-    fn a_known_callers_budget_is_released_on_drop() {
-        let budget = Budget::new(LimitedResource::KnownCallers, 2, 100);
-        let mut one = budget.admit().expect("a permit");
-        let mut two = budget.admit().expect("a permit");
-        assert_eq!(budget.admit().err(), Some(LimitedResource::KnownCallers));
-        assert!(one.add(60) && !two.add(60) && two.add(40));
-        drop(one);
-        assert!(two.add(60));
-        drop(two);
-        assert_eq!(readmit(&budget, &Bytes::from_static(&[0; 101])).err(), Some(LimitedResource::BodyMemory));
-        assert!(readmit(&budget, &Bytes::from_static(&[0; 100])).is_ok());
-        assert_eq!(budget.bytes.load(Ordering::Relaxed), 0);
+    fn a_known_callers_body_is_charged_to_its_credential() {
+        let budget = Budget::new(LimitedResource::KnownCallers, 4, 100);
+        let app = CredentialKey::new(CredentialScope::Clients, "app");
+        let body = |length| Bytes::from(vec![0; length]);
+        let over = readmit(&budget, app, &body(51)).err();
+        assert_eq!(over, Some(LimitedResource::CredentialShare), "more than half");
+        assert_eq!(readmit(&budget, app, &body(101)).err(), Some(LimitedResource::BodyMemory));
+        let mut held = readmit(&budget, app, &body(50)).expect("half of the memory");
+        assert_eq!(held.add(1), Err(BodyError::Exhausted(LimitedResource::CredentialShare)));
+        let single = admit_known(&budget, None).expect("a permit").add(50);
+        assert_eq!(single, Ok(()), "no share where the listener has a single credential");
     }
 }

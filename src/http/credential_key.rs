@@ -1,4 +1,4 @@
-//! Credential keys: the credential of a known caller, as a unit of connection limits.
+//! Credential keys: the credential of a known caller, as a unit of limits on connections and requests.
 
 /// Share of all connections available to one credential of clients.
 const CLIENT_SHARE: usize = 2;
@@ -38,6 +38,14 @@ impl CredentialKey {
             CredentialScope::Clients => (connections / CLIENT_SHARE).max(MIN_PER_CLIENT),
             CredentialScope::OneHost => MAX_PER_HOST_TOKEN,
             CredentialScope::AllHosts => connections,
+        }
+    }
+
+    /// Whether requests with this credential are limited to a share. Callers that share a credential by design are not.
+    pub(super) fn has_request_share(self) -> bool {
+        match self.scope {
+            CredentialScope::Clients | CredentialScope::OneHost => true,
+            CredentialScope::AllHosts => false,
         }
     }
 }

@@ -2,11 +2,12 @@
 //! change.
 //!
 //! A listener ([`serve`]) limits unauthenticated [`connections`] per peer. [`admission`] grants requests permits and
-//! memory from separate budgets for known and unknown callers. [`logins`] delays wrong credentials, and [`overload`]
+//! memory from separate budgets for known and unknown callers, and [`budget`] shares them by credential. [`logins`] delays wrong credentials, and [`overload`]
 //! reports the exhausted resource.
 
 mod admission;
 mod api_client;
+mod budget;
 mod client;
 mod connections;
 mod credential_key;
@@ -22,8 +23,9 @@ mod tls;
 mod webhook;
 mod write_timeout;
 
-pub use admission::{AdmittedRequest, BodyError, Budget, UnknownCallers, read_body, readmit};
+pub use admission::{AdmittedRequest, BodyError, UnknownCallers, admit_known, read_body, readmit};
 pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
+pub use budget::Budget;
 pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
 pub use credential_key::{CredentialKey, CredentialScope, ShareExceeded};

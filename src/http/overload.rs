@@ -14,14 +14,17 @@ pub enum LimitedResource {
     KnownCallers,
     Agents,
     BodyMemory,
+    /// The share of one credential: other callers are served.
+    CredentialShare,
 }
 
 impl LimitedResource {
-    pub const ALL: [LimitedResource; 4] = [
+    pub const ALL: [LimitedResource; 5] = [
         LimitedResource::Connections,
         LimitedResource::KnownCallers,
         LimitedResource::Agents,
         LimitedResource::BodyMemory,
+        LimitedResource::CredentialShare,
     ];
 
     pub fn word(self) -> &'static str {
@@ -30,6 +33,7 @@ impl LimitedResource {
             LimitedResource::KnownCallers => "known_callers",
             LimitedResource::Agents => "agents",
             LimitedResource::BodyMemory => "body_memory",
+            LimitedResource::CredentialShare => "credential_share",
         }
     }
 
@@ -42,6 +46,7 @@ impl LimitedResource {
             }
             LimitedResource::Agents => "refusing agents: all request permits of agents are in use",
             LimitedResource::BodyMemory => "refusing callers: the memory for request bodies is in use",
+            LimitedResource::CredentialShare => "refusing one credential: its share is in use",
         }
     }
 }
@@ -58,6 +63,10 @@ impl Overload {
             if one == resource {
                 count.fetch_add(1, Ordering::Relaxed);
             }
+        }
+        // One greedy credential must not take the listener out of service.
+        if resource == LimitedResource::CredentialShare {
+            return;
         }
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((Instant::now(), resource));
     }

@@ -35,6 +35,11 @@ impl<T> Reloadable<T> {
         Arc::clone(&self.0.borrow())
     }
 
+    /// The current value and each later one.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<T>> {
+        self.0.subscribe()
+    }
+
     pub fn set(&self, value: T) {
         self.0.send_replace(Arc::new(value));
     }

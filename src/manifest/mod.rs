@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use find::{CONFIG, FileContent, LEADS_OUT, StandIn, display_path, is_manifest, too_large};
 pub use incremental::{ChangedFile, IncrementalLoader};
 pub use limits::Limits;
-pub use problem::{Code, FieldPath, Problem, Severity, did_you_mean};
+pub use problem::{Code, Excerpt, FieldPath, Problem, Severity, did_you_mean};
 pub use splice::SpliceResult;
 
 use self::check::DeclaredObject;

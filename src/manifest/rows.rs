@@ -324,7 +324,13 @@ fn observed_instance(
         health: health(row.health)?,
         since: time("since", row.since)?,
         report_time: time("report_time", row.report_time)?,
-        specs: ObservedSpecs { registered: registered_spec, live, ran: last_run(row.ran)? },
+        specs: ObservedSpecs {
+            registered: registered_spec,
+            live,
+            is_live_assumed: row.live_spec_unknown,
+            ran: last_run(row.ran)?,
+            ..ObservedSpecs::default()
+        },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })
 }

@@ -104,7 +104,7 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
         [0xef, 0xbb, 0xbf, ..] => {
             let message = "the file begins with a byte order mark, U+FEFF".into();
             let fault = fault(Code::HiddenCharacter, (1, 1), message, "save it as UTF-8 without a BOM");
-            return Err((fault, String::from_utf8_lossy(&bytes).into_owned()));
+            return Err((fault, excerpt_text(bytes, 0)));
         }
         _ => {}
     }
@@ -113,8 +113,8 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
         Err(error) => {
             let valid = error.utf8_error().valid_up_to();
             let bytes = error.into_bytes();
-            let shown = String::from_utf8_lossy(&bytes).into_owned();
             let message = format!("byte 0x{:02x} is not UTF-8", bytes[valid]);
+            let shown = excerpt_text(bytes, valid);
             return Err((fault(Code::NotText, position(&shown, valid), message, "save it as UTF-8"), shown));
         }
     };
@@ -127,6 +127,19 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
             Err((fault(code, position(&text, at), message, hint), text))
         }
     }
+}
+
+/// The valid text before a byte, and a few characters after it for the excerpt. Replacement characters for all invalid
+/// bytes would need three times the memory of the file.
+fn excerpt_text(mut bytes: Vec<u8>, valid: usize) -> String {
+    const SHOWN_BYTES: usize = 512;
+    let rest = &bytes[valid..];
+    let rest = String::from_utf8_lossy(&rest[..rest.len().min(SHOWN_BYTES)]).into_owned();
+    bytes.truncate(valid);
+    let mut text = String::from_utf8(bytes).unwrap_or_default();
+    text.reserve_exact(rest.len());
+    text.push_str(&rest);
+    text
 }
 
 fn about_hidden(c: char) -> (Code, &'static str, &'static str) {

@@ -14,6 +14,7 @@ mod live_spec;
 mod manifest_revision;
 mod observed;
 mod outcome;
+mod outer_policy;
 mod plan;
 mod sandbox;
 mod selection;
@@ -42,6 +43,7 @@ pub use observed::{
     Health, KnownSpec, LastRun, Observed, ObservedInstance, ObservedSpecs, Presence, Present, RunningProcess,
 };
 pub use outcome::{StepOutcome, SyncStatus};
+pub use outer_policy::OuterPolicy;
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
 pub use sandbox::{
     ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,

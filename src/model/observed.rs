@@ -48,8 +48,12 @@ pub struct ObservedSpecs {
     pub registered: KnownSpec,
     /// The spec in effect in the running process.
     pub live: KnownSpec,
+    /// The process was adopted and not restarted since: `live` is the spec of its adoption.
+    pub is_live_assumed: bool,
     /// The spec of the last run.
     pub ran: LastRun,
+    /// Paths of the registered configmap whose files on the host differ from it, or are missing.
+    pub drifted_files: Vec<String>,
 }
 
 /// The running process of an observed instance.

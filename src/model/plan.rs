@@ -271,10 +271,12 @@ pub enum HoldReason {
     /// `--follow no`: manifest changes are not applied.
     FollowOff,
     SourceUnreadable,
+    /// The policy of the control host does not allow it.
+    PolicyViolated,
 }
 
 impl HoldReason {
-    pub const ALL: [HoldReason; 25] = [
+    pub const ALL: [HoldReason; 26] = [
         HoldReason::HostUnknown,
         HoldReason::Stale,
         HoldReason::Hold,
@@ -300,6 +302,7 @@ impl HoldReason {
         HoldReason::HealOff,
         HoldReason::FollowOff,
         HoldReason::SourceUnreadable,
+        HoldReason::PolicyViolated,
     ];
 
     /// Whether the reason can end without a decision of a person.
@@ -329,7 +332,8 @@ impl HoldReason {
             | HoldReason::NotConverging
             | HoldReason::RolledBack
             | HoldReason::HealOff
-            | HoldReason::FollowOff => false,
+            | HoldReason::FollowOff
+            | HoldReason::PolicyViolated => false,
         }
     }
 
@@ -365,6 +369,7 @@ impl HoldReason {
             HoldReason::HealOff => "HealOff",
             HoldReason::FollowOff => "FollowOff",
             HoldReason::SourceUnreadable => "SourceUnreadable",
+            HoldReason::PolicyViolated => "PolicyViolated",
         }
     }
 }

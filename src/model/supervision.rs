@@ -186,6 +186,8 @@ pub struct LogRotation {
 impl LogRotation {
     pub const MAX_SIZE: u64 = 10_000_000;
     pub const KEEP: u32 = 5;
+    /// Maximum of `keep`: each rotation renames that many files.
+    pub const MAX_KEPT: u32 = 1_000;
 }
 
 impl SpecSection for LogRotation {

@@ -16,6 +16,9 @@ const GROUP_READ: u32 = 0o040;
 const OTHERS_READ: u32 = 0o004;
 
 mod acl;
+mod walk;
+
+use self::walk::Passed;
 
 /// The user that this process runs as.
 pub fn own_uid() -> u32 {
@@ -51,20 +54,32 @@ pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, Permissi
         // A pipe has no folder: `--token-file <(command)`.
         return Ok(meta);
     }
-    let real = path.canonicalize().map_err(unknown)?;
-    for folder in real.ancestors().skip(1) {
-        let meta = std::fs::metadata(folder)
-            .map_err(|source| PermissionError::CheckFolder { path: folder.to_owned(), source })?;
+    for passed in walk::passed(path).map_err(unknown)? {
+        let (folder, failed) = (passed.path(), passed.path().to_owned());
+        let meta = std::fs::symlink_metadata(folder)
+            .map_err(|source| PermissionError::CheckFolder { path: failed, source })?;
         // A folder in the path may be a user's home, which `chown` would break.
         let (shown, own) = (path.display(), user_name(trusted));
         let elsewhere = || format!(": move {shown} to a folder that only {own} can write");
-        refuse_owner(folder, &meta, trusted, elsewhere)?;
-        // In a sticky folder only the owner of an entry can rename or remove it.
-        if meta.mode() & STICKY == 0 {
-            refuse_writable(folder, &meta, trusted)?;
+        match passed {
+            // In a sticky folder only the owner of an entry can rename or remove it.
+            Passed::Folder(_) if meta.mode() & STICKY != 0 => {
+                refuse_owner(folder, &meta, trusted, elsewhere)?
+            }
+            Passed::Folder(_) => {
+                refuse_owner(folder, &meta, trusted, elsewhere)?;
+                refuse_writable(folder, &meta, trusted)?;
+            }
+            Passed::Link(_) if is_sticky(folder.parent()) => refuse_owner(folder, &meta, trusted, elsewhere)?,
+            // Its folder was checked: no other user can exchange the link.
+            Passed::Link(_) => {}
         }
     }
     Ok(meta)
+}
+
+fn is_sticky(folder: Option<&Path>) -> bool {
+    folder.and_then(|folder| std::fs::metadata(folder).ok()).is_some_and(|meta| meta.mode() & STICKY != 0)
 }
 
 fn refuse_owner(
@@ -208,6 +223,58 @@ mod tests {
 
     fn set(path: &Path, mode: u32) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    /// A user who owns a folder can exchange a link in it between the check and the use.
+    #[test]
+    fn a_link_in_a_folder_of_another_user_is_refused() {
+        if own_uid() != 0 {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("real/inner")).expect("a folder");
+        std::fs::write(at("real/inner/token"), "x").expect("a file");
+        ["real", "real/inner"].iter().for_each(|name| set(&at(name), 0o700));
+        set(&at("real/inner/token"), 0o600);
+        for name in ["own", "foreign", "sticky"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+            std::os::unix::fs::symlink("../real/inner", at(name).join("link")).expect("a link");
+        }
+        std::os::unix::fs::chown(at("foreign"), Some(65_534), None).expect("an owner");
+        set(&at("sticky"), 0o1777);
+        std::os::unix::fs::lchown(at("sticky/link"), Some(65_534), None).expect("an owner");
+        let refused =
+            |name: &str| refuse_changeable(&at(name).join("link/token"), 0).map_err(|why| why.to_string());
+        assert!(refused("own").is_ok(), "{:?}", refused("own"));
+        for name in ["foreign", "sticky/../foreign/../sticky", "sticky"] {
+            assert!(refused(name).is_err_and(|why| why.contains("belongs to user")), "{name}");
+        }
+        std::os::unix::fs::symlink("loop", at("loop")).expect("a link");
+        assert!(refuse_changeable(&at("loop"), 0).is_err());
+    }
+
+    #[test]
+    fn a_link_in_a_folder_of_others_is_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("policy"), "x").expect("a file");
+        set(&at("policy"), 0o600);
+        for name in ["own", "open"] {
+            std::fs::create_dir(at(name)).expect("a folder");
+        }
+        set(&at("own"), 0o700);
+        symlink("../policy", at("own/link")).expect("a link");
+        symlink("../policy", at("open/link")).expect("a link");
+        symlink(at("open/link"), at("own/far")).expect("a link");
+        symlink("open", at("folder")).expect("a link");
+        set(&at("open"), 0o777);
+        assert!(refuse_changeable(&at("own/link"), own_uid()).is_ok(), "a link in an own folder");
+        for name in ["open/link", "own/far", "folder/link", "own/../open/link"] {
+            let refused = refuse_changeable(&at(name), own_uid()).expect_err(name).to_string();
+            assert!(refused.contains("open is writable by every user"), "{name}: {refused}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct TargetSpec<'a> {
     pub goal: Goal,
     pub effects: EffectTable,
     /// The effects without `on_change`.
-    plain: EffectTable,
+    pub plain: EffectTable,
     revision: OnceCell<SpecRevision>,
 }
 

@@ -73,10 +73,14 @@ pub struct PlanDraft<'a> {
     pub seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
     /// Fields that the target does not support.
     pub unsupported_fields: BTreeSet<Field>,
+    /// Files on hosts that differ from the configmap, by process and path: the number of instances.
+    pub drifted: BTreeMap<(ProcessKey, String), usize>,
     /// Number of instances identified by the new spec because the old one is unknown.
     pub lost: usize,
     /// Number of instances adopted with a live spec that differs from the wanted one.
     pub deferred: usize,
+    /// Adopted instances that were not restarted since, counted per process.
+    pub assumed: BTreeMap<ProcessKey, usize>,
 }
 
 /// Whether a chain contains one of these operations.

@@ -98,11 +98,40 @@ fn policies_by_namespace(desired: &Desired) -> BTreeMap<&Name, Vec<usize>> {
 impl<'a> Constraints<'a> {
     fn check(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
         let kinds = DisruptionSet::of(chain);
-        self.paused(chain)
+        self.refused_by_policy(chain)
+            .or_else(|| self.paused(chain))
             .or_else(|| self.held_by_person(chain))
             .or_else(|| self.suspended(chain))
-            .or_else(|| protected(chain, kinds))
+            .or_else(|| self.protected(chain, kinds))
             .or_else(|| self.outside_window(chain, kinds))
+    }
+
+    /// By its manifest, or by the protection that an orphan still has.
+    fn protected(&self, chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
+        let detail = match chain.want {
+            Some(want) => {
+                let protection = forbidding(chain, kinds, &want.origin.protect)?;
+                format!("the manifest has `protect: [{}]`", protection.word())
+            }
+            None => {
+                let protection = forbidding(chain, kinds, self.rules.holds.protections.get(chain.key)?)?;
+                let (word, process) = (protection.word(), chain.key.process());
+                format!(
+                    "its manifest had `protect: [{word}]`: `abide unprotect {process} --reason …`, or a manifest with \
+                     `state: absent` and `protect: []`, ends the protection"
+                )
+            }
+        };
+        Some((HoldReason::Protected, detail))
+    }
+
+    /// By its name and by the name that it moved from: both change.
+    fn refused_by_policy(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
+        let policy = self.rules.policy.as_ref()?;
+        let spec = chain.want.map(|want| &**want.spec);
+        let refused = policy.violation(chain.key, spec);
+        let detail = refused.or_else(|| chain.from.and_then(|from| policy.violation(from, None)))?;
+        Some((HoldReason::PolicyViolated, detail))
     }
 
     /// By its name, or by the name that it moved from.
@@ -174,6 +203,18 @@ impl<'a> Constraints<'a> {
             let origin = source("--max-restart", amount, owned);
             self.within(found, HoldReason::RestartBudget, most(amount, owned), &origin, |_, _| true);
         }
+        if let Some(policy) = &self.rules.policy {
+            let name = format!("policy {:?} ({}) allows", policy.name, policy.file);
+            for (reason, amount) in [
+                (HoldReason::DeleteBudget, policy.budgets.delete),
+                (HoldReason::RestartBudget, policy.budgets.restart),
+            ] {
+                if let Some(amount) = amount {
+                    let origin = source(&name, amount, owned);
+                    self.within(found, reason, most(amount, owned), &origin, |_, _| true);
+                }
+            }
+        }
         for (at, policy) in self.desired.policies.iter().enumerate() {
             if policy.budgets == Default::default() {
                 continue;
@@ -240,16 +281,15 @@ fn source(by: &str, amount: Amount, owned: usize) -> String {
     }
 }
 
-fn protected(chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
-    let protections = &chain.want?.origin.protect;
+/// The protection that forbids a chain.
+fn forbidding(chain: &Chain<'_>, kinds: DisruptionSet, protections: &[Protection]) -> Option<Protection> {
     let forbids = |protection: &&Protection| match protection {
         Protection::Delete => kinds.delete,
         Protection::Restart => kinds.restart,
         // Also a stop that a start follows.
         Protection::Stop => chain.ops().any(|op| matches!(op, Op::Stop | Op::Kill)),
     };
-    let protection = protections.iter().find(forbids)?;
-    Some((HoldReason::Protected, format!("the manifest has `protect: [{}]`", protection.word())))
+    protections.iter().find(forbids).copied()
 }
 
 /// The message of the active pause of an instance.

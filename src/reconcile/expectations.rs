@@ -62,12 +62,15 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
         seen.registered = Some(caps.registry);
     };
     match step.op {
-        Op::Register => register(&mut seen, &used),
+        Op::Register => {
+            register(&mut seen, &used);
+            assume_live(&mut seen);
+        }
         Op::Unregister => return Expected::Gone,
         Op::Start => {
             register(&mut seen, &used);
             (seen.hosted, seen.running, seen.specs.live) = (Some(true), Some(true), used);
-            seen.completed = false;
+            (seen.completed, seen.specs.is_live_assumed) = (false, false);
             seen.specs.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
             seen.health = Health::Starting;
         }
@@ -75,9 +78,11 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
             // The supervision of another identity does not end with the process.
             let stays = seen.hosted == Some(true) && have_two_identities(&seen, caps);
             (seen.hosted, seen.running, seen.process.pid) = (Some(stays), Some(false), None);
+            seen.specs.is_live_assumed = false;
         }
         Op::Supervise => {
             register(&mut seen, &used);
+            assume_live(&mut seen);
             seen.hosted = Some(true);
         }
         Op::Unsupervise => seen.hosted = Some(false),
@@ -87,9 +92,15 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
             }
             // A reload is planned only if all remaining differences take effect with it.
             seen.specs.live = used;
+            seen.specs.is_live_assumed &= step.op == Op::Reload;
         }
     }
     Expected::State(Box::new(seen))
+}
+
+/// Adoption: a running process with an unknown spec counts as running with the registered one.
+fn assume_live(seen: &mut ObservedInstance) {
+    seen.specs.is_live_assumed |= seen.running == Some(true) && seen.specs.live == KnownSpec::Unknown;
 }
 
 /// Whether the registered and the live spec are known to have two identities on this target.

@@ -44,10 +44,13 @@ pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
+pub use planner::drifted_files;
 pub use rules::{HoldRules, Rules};
 pub use sync_status::{SyncStatus, sync_statuses};
 
-use crate::model::{Desired, Now, Observed, Plan};
+use std::collections::BTreeMap;
+
+use crate::model::{Desired, Now, Observed, Plan, ProcessKey};
 use chain::PlanDraft;
 
 /// The plan: the steps to execute, and the held changes.
@@ -59,6 +62,31 @@ pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &No
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
     Plan { waves, held, notes, in_sync: found.in_sync }
+}
+
+/// The first processes by name, each with its number of instances.
+fn named(processes: &BTreeMap<ProcessKey, usize>) -> String {
+    const SHOWN: usize = 5;
+    let mut names: Vec<String> =
+        processes.iter().take(SHOWN).map(|(name, n)| format!("{name} ({n})")).collect();
+    if processes.len() > SHOWN {
+        names.push(format!("and {} more", processes.len() - SHOWN));
+    }
+    names.join(", ")
+}
+
+/// The files on hosts that differ from a configmap. No step changes them: the files are not delivered by a plan.
+fn drift_note(drifted: &BTreeMap<(ProcessKey, String), usize>) -> Option<String> {
+    const SHOWN: usize = 5;
+    let one = |((process, path), n): (&(ProcessKey, String), &usize)| match n {
+        1 => format!("{path} of {process}"),
+        n => format!("{path} of {process} ({n} instances)"),
+    };
+    let mut names: Vec<String> = drifted.iter().take(SHOWN).map(one).collect();
+    if drifted.len() > SHOWN {
+        names.push(format!("and {} more", drifted.len() - SHOWN));
+    }
+    (!names.is_empty()).then(|| format!("files on hosts differ from the configmap: {}", names.join(", ")))
 }
 
 /// Notes for the operator.
@@ -84,14 +112,16 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
             "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
         ));
     }
+    if !found.assumed.is_empty() {
+        let names = named(&found.assumed);
+        notes.push(format!(
+            "runs with an unknown spec: {names}; adopted, and not restarted since. `abide restart` starts it with the \
+             registered spec"
+        ));
+    }
+    notes.extend(drift_note(&found.drifted));
     if !found.spared.is_empty() {
-        const SHOWN: usize = 5;
-        let named = found.spared.iter().take(SHOWN).map(|(name, n)| format!("{name} ({n})"));
-        let mut names: Vec<String> = named.collect();
-        if found.spared.len() > SHOWN {
-            names.push(format!("and {} more", found.spared.len() - SHOWN));
-        }
-        let (names, owner) = (names.join(", "), &rules.owner);
+        let (names, owner) = (named(&found.spared), &rules.owner);
         notes.push(format!("owned by {owner:?} and in no manifest: {names}; --prune would remove them"));
     }
     notes

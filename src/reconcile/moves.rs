@@ -161,6 +161,7 @@ fn renamed(
     }];
     let rest = choose(after, target.goal, *caps)?;
     steps.extend(rest.into_iter().map(|(op, which)| reasons.draft(op, which)));
+    reasons.add_other_changes(&mut steps);
     Ok((Vec::new(), steps))
 }
 
@@ -186,6 +187,7 @@ fn rehosted(
     if let Some(host) = steps.iter_mut().find(|draft| draft.op == Op::Supervise) {
         host.why = vec![reasons.plain(Rule::Moved)];
     }
+    reasons.add_other_changes(&mut steps);
     Ok((before.into_iter().collect(), steps))
 }
 

@@ -21,7 +21,11 @@ impl<'a> Planner<'a> {
             self.desired.instances.keys().map(|key| (&key.namespace, true)).collect();
         for (key, seen) in rows {
             let ours = self.owner_of(seen) == Some(self.rules.owner.as_str());
-            if !ours || self.taken.contains(key) || !self.rules.selection.means(key, None, &seen.labels) {
+            if !ours
+                || self.taken.contains(key)
+                || self.rules.declared_elsewhere.contains(key)
+                || !self.rules.selection.means(key, None, &seen.labels)
+            {
                 continue;
             }
             if !*in_scope.entry(&key.namespace).or_insert_with(|| self.is_namespace_in_scope(&key.namespace))

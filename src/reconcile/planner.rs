@@ -16,8 +16,8 @@ use super::choose::choose;
 use super::reasons::{StepReasons, down_rule};
 use super::rules::Rules;
 use crate::model::{
-    AutoType, Desired, DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey, KnownSpec,
-    Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
+    AutoType, ConfigFile, Desired, DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey,
+    KnownSpec, Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
 };
 
 pub fn plan_instances<'a>(
@@ -97,6 +97,11 @@ impl<'a> Planner<'a> {
         if there.is_some_and(|present| self.is_ours(present)) {
             self.found.owned.push((key, Some(want)));
         }
+        if let Some(present) = there.filter(|present| !present.seen().specs.drifted_files.is_empty()) {
+            for path in drifted_files(present.seen(), want) {
+                *self.found.drifted.entry((key.process(), path.clone())).or_default() += 1;
+            }
+        }
         if !self.unsupported_fields.is_empty() {
             let holds = || unsupported(&want.spec, &self.rules.caps);
             if let Some(field) = want.origin.state.needs_start().then(holds).flatten() {
@@ -108,7 +113,8 @@ impl<'a> Planner<'a> {
                 .unsupported_fields
                 .extend(self.unsupported_fields.iter().filter(|field| want.spec.is_set(**field)));
         }
-        if there.is_some_and(|present| self.is_in_sync(present, want)) {
+        if let Some(present) = there.filter(|present| self.is_in_sync(*present, want)) {
+            self.note_assumed_spec(key, present);
             self.found.in_sync += 1;
             return;
         }
@@ -123,6 +129,13 @@ impl<'a> Planner<'a> {
             };
         }
         self.chain(key, want, present, None);
+    }
+
+    /// Counts an adopted process that was not restarted since: the spec that it runs with is unknown.
+    fn note_assumed_spec(&mut self, key: &InstanceKey, present: Present<'_>) {
+        if present.seen().specs.is_live_assumed && present.running {
+            *self.found.assumed.entry(key.process()).or_default() += 1;
+        }
     }
 
     /// The message for an instance whose report is too old, in sync or not.
@@ -234,10 +247,15 @@ impl<'a> Planner<'a> {
             );
             return self.hold(key, want, HoldReason::NotOwned, detail);
         }
+        let replaces = |op: Op| matches!(op, Op::Restart | Op::Start | Op::Stop | Op::Kill);
+        if let Some(present) = there.filter(|_| !ops.iter().any(|(op, _)| replaces(*op))) {
+            self.note_assumed_spec(key, present);
+        }
         if ops.is_empty() {
             self.found.in_sync += 1;
             return;
         }
+        let target = self.target_spec(want);
         let reasons = StepReasons {
             target,
             present,
@@ -250,7 +268,8 @@ impl<'a> Planner<'a> {
             rule: down_rule(want.origin.state),
             place: &want.origin.place,
         };
-        let steps: Vec<StepDraft> = ops.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
+        let mut steps: Vec<StepDraft> = ops.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
+        reasons.add_other_changes(&mut steps);
         // Adoption does not restart: a process with another spec is changed by the next plan.
         let deferred = adopting
             && target.goal.state.needs_start()
@@ -334,6 +353,27 @@ pub fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> 
         ),
         other => other.word().to_owned(),
     }
+}
+
+/// The files that differ on the host from what the manifest states. A file whose entry changes with this plan is left out:
+/// it may have its new content already.
+pub fn drifted_files<'s>(
+    seen: &'s ObservedInstance,
+    want: &DesiredInstance,
+) -> impl Iterator<Item = &'s String> {
+    let registered = seen.specs.registered.spec();
+    let wanted = &want.spec.configmap;
+    let is_unchanged = move |path: &&String| {
+        let entry = |files: &[ConfigFile]| {
+            files.iter().find(|file| file.path.as_deref() == Some(path.as_str())).map(|file| file.md5.clone())
+        };
+        let now = entry(wanted);
+        now.is_some() && registered.is_none_or(|spec| entry(&spec.configmap) == now)
+    };
+    let wants_it = want.origin.state != State::Absent;
+    let files: Vec<&String> =
+        seen.specs.drifted_files.iter().filter(|_| wants_it).filter(is_unchanged).collect();
+    files.into_iter()
 }
 
 /// A map keyed by two memory addresses, which need no collision-resistant hash.

@@ -7,8 +7,8 @@ use super::chain::StepDraft;
 use super::choose::Situation;
 use super::why::differences;
 use crate::model::{
-    AutoType, DesiredInstance, Effect, KnownSpec, Op, Present, Rule, SourceLocation, Spec, SpecSide, State,
-    Why,
+    AutoType, DesiredInstance, Effect, KnownSpec, ObservedInstance, Op, Present, Rule, SourceLocation, Spec,
+    SpecSide, State, Why,
 };
 
 /// The inputs of a step's reasons.
@@ -62,6 +62,53 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         StepDraft { op, spec_side: which, spec, revision, reloaded_fields, needs_live_check, why }
     }
 
+    /// Adds the other fields that change with a chain to the last of its steps that carries the wanted spec.
+    pub fn add_other_changes(&self, steps: &mut [StepDraft]) {
+        let carries = |draft: &StepDraft| {
+            let sends = match draft.op {
+                Op::Register | Op::Reload | Op::Restart | Op::Start | Op::Supervise => true,
+                Op::Stop | Op::Unsupervise | Op::Unregister | Op::Kill => false,
+            };
+            sends && draft.spec_side == SpecSide::New
+        };
+        let Some(last) = steps.iter().rposition(carries) else { return };
+        for why in self.other_changes(last, steps) {
+            steps[last].why.push(why);
+        }
+    }
+
+    /// The changed fields that no reason of the chain names, also those without an effect of their own.
+    fn other_changes(&self, last: usize, steps: &[StepDraft]) -> Vec<Why> {
+        let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
+        // An adopted process keeps its spec until the next plan; one that is stopped has none.
+        let is_live = self.is.live.is_some() && !self.adopting && steps[last].op != Op::Register;
+        let is_given = self.is.given.is_some();
+        let sides = [
+            (Rule::LiveDiffers, &seen.specs.live, is_live),
+            (Rule::GivenDiffers, &seen.specs.registered, is_given),
+        ];
+        let mut others: Vec<Why> = Vec::new();
+        for (rule, version, is_compared) in sides {
+            // Without the whole old spec, the other steps give their reasons by digests.
+            if !is_compared || version.spec().is_none() {
+                continue;
+            }
+            let all = self.all_differences(rule, version);
+            let is_new = |why: &Why| {
+                let known = steps.iter().flat_map(|draft| &draft.why).chain(&others);
+                !known.into_iter().any(|other| other.field == why.field && other.new == why.new)
+            };
+            let new: Vec<Why> = all.into_iter().filter(is_new).collect();
+            others.extend(new);
+        }
+        others
+    }
+
+    fn all_differences(&self, rule: Rule, version: &KnownSpec) -> Vec<Why> {
+        let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
+        differences(rule, version, self.target, &Effect::ALL, &known_specs(seen), Some(self.place))
+    }
+
     pub fn plain(&self, rule: Rule) -> Why {
         Why::plain(rule, Some(self.place))
     }
@@ -83,7 +130,10 @@ impl<'w, 'a> StepReasons<'w, 'a> {
             }
             Op::Register if self.is.given.is_none() => vec![self.plain(Rule::NotRegistered)],
             Op::Register => self.spec_unknown_reasons(),
-            Op::Supervise if !self.is.hosted => vec![self.plain(Rule::NotHosted)],
+            Op::Supervise if !self.is.hosted => {
+                let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
+                adopted.into_iter().chain([self.plain(Rule::NotHosted)]).collect()
+            }
             Op::Supervise => self.spec_unknown_reasons(),
             Op::Unsupervise
                 if which == SpecSide::Old
@@ -110,13 +160,14 @@ impl<'w, 'a> StepReasons<'w, 'a> {
     fn differs(&self, rule: Rule, effects: &[Effect]) -> Vec<Why> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         let version = if rule == Rule::LiveDiffers { &seen.specs.live } else { &seen.specs.registered };
-        let known_specs: Vec<&Spec> = [&seen.specs.registered, &seen.specs.live]
-            .into_iter()
-            .filter_map(|v| v.spec())
-            .map(|spec| &***spec)
-            .collect();
-        differences(rule, version, self.target, effects, &known_specs, Some(self.place))
+        differences(rule, version, self.target, effects, &known_specs(seen), Some(self.place))
     }
+}
+
+/// The known specs of an instance: a value that any of them marks as secret is redacted in all.
+fn known_specs(seen: &ObservedInstance) -> Vec<&Spec> {
+    let versions = [&seen.specs.registered, &seen.specs.live].into_iter();
+    versions.filter_map(|version| version.spec()).map(|spec| &***spec).collect()
 }
 
 /// The reason of a step towards stopped or absent.

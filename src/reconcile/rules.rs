@@ -1,10 +1,11 @@
 //! Planning rules: capabilities of the target, owner, flags, holds and pauses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, Pause, Selection};
+use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, Protection, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -26,8 +27,12 @@ pub struct Rules {
     pub selection: Selection,
     /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
     pub known_namespaces: BTreeSet<Name>,
+    /// Instances that another source of the owner declares: they are not orphans of this one.
+    pub declared_elsewhere: BTreeSet<InstanceKey>,
     /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
     pub source_unreadable: bool,
+    /// The policy of the control host.
+    pub policy: Option<Arc<OuterPolicy>>,
 }
 
 /// Instances that a plan leaves unchanged.
@@ -38,6 +43,8 @@ pub struct HoldRules {
     /// Plan instances with a manual hold as if they had none.
     pub override_manual: bool,
     pub pauses: Vec<Pause>,
+    /// Protections of live instances: they hold for an instance that no manifest declares any more.
+    pub protections: BTreeMap<InstanceKey, Vec<Protection>>,
     /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
     pub by_controller: BTreeMap<InstanceKey, (HoldReason, String)>,
 }
@@ -56,7 +63,9 @@ impl Rules {
             in_flight: BTreeMap::new(),
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
+            declared_elsewhere: BTreeSet::new(),
             source_unreadable: false,
+            policy: None,
         }
     }
 }

@@ -25,9 +25,9 @@ pub fn differences(
     at: Option<&SourceLocation>,
 ) -> Vec<Why> {
     match old {
-        KnownSpec::Full(old) => changes(old, target.spec, &target.effects)
+        KnownSpec::Full(old) => changes(old, target.spec, &target.plain)
             .into_iter()
-            .filter(|change| effects.contains(&change.effect))
+            .filter(|change| effects.contains(&target.effects.effect(change.field)))
             .flat_map(|change| parts(change.field, old, target.spec, known_specs))
             .map(|(field, old, new)| Why { rule, field: Some(field), old, new, at: at.cloned() })
             .collect(),

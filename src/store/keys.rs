@@ -34,6 +34,8 @@
 //! | `ledger/TARGET/INSTANCE` | specs and state that Abide gave to an instance |
 //! | `hold/INSTANCE` | hold of a person |
 //! | `pause/NAMESPACE`, `pause/*` | pause |
+//! | `controller/OWNER` | published status of a controller |
+//! | `protect/INSTANCE` | protections of a live instance, and its owner |
 //! | `pin/OWNER` | pinned manifest revision |
 //! | `left/OWNER/INSTANCE` | suspended instance |
 //! | `source/OWNER/taken` | active revision |
@@ -223,6 +225,8 @@ pub fn revoked_certificate_of(key: &str) -> Option<&str> {
 
 pub const LEASE_PREFIX: &str = "lease/";
 pub const HOLD_PREFIX: &str = "hold/";
+pub const PROTECTION_PREFIX: &str = "protect/";
+pub const CONTROLLER_STATUS_PREFIX: &str = "controller/";
 pub const PAUSE_PREFIX: &str = "pause/";
 pub const PIN_PREFIX: &str = "pin/";
 pub const SUSPENDED_PREFIX: &str = "left/";
@@ -230,8 +234,9 @@ pub const SOURCE_PREFIX: &str = "source/";
 pub const HISTORY_PREFIX: &str = "history/";
 
 /// Prefixes that a gateway stores for controllers, sorted.
-pub const CONTROLLER_PREFIXES: [&str; 12] = [
+pub const CONTROLLER_PREFIXES: [&str; 14] = [
     "at/",
+    CONTROLLER_STATUS_PREFIX,
     "expect/",
     HISTORY_PREFIX,
     HOLD_PREFIX,
@@ -241,6 +246,7 @@ pub const CONTROLLER_PREFIXES: [&str; 12] = [
     SUSPENDED_PREFIX,
     PAUSE_PREFIX,
     PIN_PREFIX,
+    PROTECTION_PREFIX,
     "snap/",
     SOURCE_PREFIX,
 ];
@@ -303,6 +309,19 @@ pub fn ledger_prefix(target: &str) -> String {
 
 pub fn ledger_instance(key: &str, target: &str) -> Option<InstanceKey> {
     below(key.strip_prefix("ledger/")?, target)?.parse().ok()
+}
+
+pub fn controller(owner: &str) -> String {
+    format!("{CONTROLLER_STATUS_PREFIX}{owner}")
+}
+
+pub fn protection(instance: &InstanceKey) -> String {
+    format!("{PROTECTION_PREFIX}{instance}")
+}
+
+/// The instance of a protection.
+pub fn protected_instance(key: &str) -> Option<InstanceKey> {
+    key.strip_prefix(PROTECTION_PREFIX)?.parse().ok()
 }
 
 pub fn hold(instance: &InstanceKey) -> String {

@@ -6,6 +6,7 @@
 
 mod any;
 mod embedded;
+mod key_scope;
 pub mod keys;
 pub mod lease;
 mod remote;
@@ -20,6 +21,7 @@ use crate::http::{CallError, UnreadableResponse};
 
 pub use any::AnyStore;
 pub use embedded::Embedded;
+pub use key_scope::KeyScope;
 pub use lease::{Holder, Lease, LeaseAttempt, Reset};
 pub use remote::Remote;
 

@@ -165,9 +165,9 @@ fn the_record_is_for_its_user_alone() {
     assert!(code == 64 && err.contains("larger than"), "{code} {err}");
 }
 
-/// The verbs keep their state at the gateway, which needs an app with every namespace: the hint names the way out.
+/// The verbs keep their state at the gateway: an app that is bound to namespaces needs `owners` for it.
 #[test]
-fn an_app_that_is_bound_to_namespaces_is_refused_with_a_hint() {
+fn an_app_without_owners_is_refused_with_the_grant_that_it_lacks() {
     let checkout = Checkout::new();
     let apps = "apps:\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
     let store = checkout.tree.path().join("scoped.db");
@@ -179,22 +179,19 @@ fn an_app_that_is_bound_to_namespaces_is_refused_with_a_hint() {
     };
     checkout.tree.write("w/abide.yaml", target("web"));
     assert_eq!(checkout.run(&["config", "trust"]).0, 0);
-    let hint = "remove `namespaces:` from this app in the gateway's apps file, or use another app";
-    for args in [
-        &["plan", "m", "--target", "it"][..],
-        &["doctor", "--target", "it"],
-        &["get", "hosts", "--target", "it"],
-    ] {
-        let (code, out, err) = checkout.run(args);
-        assert!(code != 0 && (out.clone() + &err).contains(hint), "{args:?}: {code} {out}{err}");
-        assert!(
-            (out.clone() + &err).contains("app \"web\" may not"),
-            "{args:?}: it names the app: {out}{err}"
-        );
-    }
+    let (code, out, err) = checkout.run(&PLAN);
+    assert!(code == 77 && err.contains("app web lacks owner default"), "{code} {out}{err}");
+    assert!(err.contains("`abide access check`"), "{err}");
+    let (code, out, err) = checkout.run(&["get", "hosts", "--target", "it"]);
+    assert_eq!(code, 0, "{out}{err}");
+    let (_, out, err) = checkout.run(&["doctor", "--target", "it"]);
+    assert!(out.contains("app web has no `users`"), "{out}{err}");
     checkout.tree.write("w/abide.yaml", target("wrong"));
     assert!(checkout.run(&["config", "show"]).1.contains("run `abide config trust`"));
     assert_eq!(checkout.run(&["config", "trust"]).0, 0);
-    let (_, out, err) = checkout.run(&["doctor", "--target", "it"]);
-    assert!(!(out.clone() + &err).contains(hint), "wrong credentials are another fault: {out}{err}");
+    let (code, out, err) = checkout.run(&["doctor", "--target", "it"]);
+    assert!(
+        code == 1 && out.contains("check auth.app_code"),
+        "wrong credentials are another fault: {out}{err}"
+    );
 }

@@ -237,7 +237,7 @@ fn a_lease_ttl_is_capped_and_a_lease_key_is_read_only() {
     let scoped = json!({"take_lease": {"name": "writer/team", "holder": holder, "lives_ms": 1000}, "bk_app_code": "web",
                         "bk_app_secret": "web-s3cret"});
     let (_, text) = server.send("POST", "/api/abide/v1/state", "", scoped.to_string().as_bytes());
-    assert!(text.contains("may not touch every namespace"), "{text}");
+    assert!(text.contains("app web lacks owner team"), "{text}");
 }
 
 /// A file that an earlier version wrote: a lease of years, with a generation that no holder had.

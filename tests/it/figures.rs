@@ -4,10 +4,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::apply::Machine;
+use crate::listen::{address, converged, get, send, token};
 use crate::openapi::assert_described;
 use crate::process_tree::{START, STOP, replaced};
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, parent_of, processes};
+use crate::watch::watch;
 
 /// A system whose agent samples every second.
 fn sampled() -> System {
@@ -221,4 +224,32 @@ fn a_limit_in_cores_ends_a_hog_and_is_named() {
     let used = detail.strip_prefix("cpu ").and_then(|rest| rest.strip_suffix(" cores of 0.2"));
     assert!(used.and_then(|used| used.parse::<f64>().ok()).is_some_and(|used| used > 0.2), "{detail}");
     assert!(system.log().contains("resource limit exceeded"));
+}
+
+/// Rows of the controller have the details of the gateway's rows.
+#[test]
+fn rows_of_the_controller_have_figures_and_their_source() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &[]);
+    let at = address(&machine, "watch.log");
+    until("it converges", || converged(at));
+    // The details of the gateway's row: the first sample is taken 2 s after a launch.
+    let row = || get(at, "/api/v1/processes").json()[0].clone();
+    until("its figures are sampled", || row()["memory"].as_u64().is_some_and(|bytes| bytes > 0));
+    let listed = || {
+        let (_, out, _) = machine.run(&["get", "processes", "-o", "json"]);
+        serde_json::from_str::<Value>(&out).unwrap_or_default()[0].clone()
+    };
+    let (shown, listed) = (row(), listed());
+    for field in ["cpu", "mem", "cores", "fds", "threads"] {
+        assert!(shown[field].is_number() && listed[field].is_number(), "{field}: {shown:#} {listed:#}");
+    }
+    assert_eq!((&shown["restarts"], &shown["last_exit"]), (&json!(0), &Value::Null), "{shown:#}");
+    assert_eq!(shown["source"], shown["declared"]);
+    assert!(shown["source"].as_str().is_some_and(|at| at.ends_with("a.yaml:1:1")), "{shown:#}");
+    assert!(listed["source"].as_str().is_some_and(|at| at.ends_with("a.yaml:1:1")), "{listed:#}");
+    // Without the token, a message that may quote output is hidden.
+    let full = send(at, "GET", "/api/v1/processes", &token(&machine), b"").json();
+    assert_eq!((&shown["message"], full[0]["message"].is_string()), (&Value::Null, true), "{full:#}");
 }

@@ -1,13 +1,18 @@
 //! The host policy of an agent: what it refuses, by which rule, when it keeps the agent from starting, and what an upgrade
 //! would refuse.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::ownership::folder_of;
-use crate::support::{abide, stderr, stdout, test_user, until};
+use crate::support::{abide, needs_root, stderr, stdout, test_user, until};
 use crate::system::{System, is_alive, kill};
 
 fn write(system: &System, name: &str, text: &str) -> PathBuf {
@@ -215,4 +220,101 @@ fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_
     set(&folder, 0o755);
     chown(&folder, Some(user.uid), None).expect("an owner");
     refused("etc belongs to user abide-test, not to root: move ");
+}
+
+/// A server that counts its connections, and answers with this text.
+fn counting(text: String) -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            counted.fetch_add(1, Ordering::Relaxed);
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(text.as_bytes());
+        }
+    });
+    (port, count)
+}
+
+#[test]
+fn probes_reach_only_allowed_addresses() {
+    if !needs_root() {
+        return;
+    }
+    let (target, reached) = counting("HTTP/1.1 200 OK\r\n\r\n".to_owned());
+    let (redirect, _) =
+        counting(format!("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{target}/\r\n\r\n"));
+    let mut system = System::without_agent();
+    write(
+        &system,
+        "hosts",
+        "127.0.0.1 localhost inside.example\n192.0.2.7 outside.example\n169.254.169.254 metadata.example\n",
+    );
+    let script = format!("mount --bind {}/hosts /etc/hosts && exec \"$@\"", system.folder.path().display());
+    let join = format!("http://{}", system.server.address);
+    let start_agent = |system: &mut System, policy: &str| {
+        write(system, "policy.yaml", policy);
+        system.kill_agent();
+        let wrapper = ["unshare", "-m", "sh", "-c", &script, "sh"];
+        system.start_agent_under(&join, &wrapper, &["--policy", "policy.yaml"]);
+    };
+    let probing = |system: &System, name: &str, check: Value| {
+        let mut spec = system.spec(name, "exec sleep 1000");
+        spec["health"] = json!({"interval": 1, "timeout": 1, "start_period": 0, "retries": 1});
+        for (field, value) in check.as_object().expect("fields") {
+            spec["health"][field] = value.clone();
+        }
+        spec
+    };
+    let message = |system: &System, name: &str| system.process(name)["message"].to_string();
+
+    start_agent(&mut system, "");
+    let literal = |address: &str| probing(&system, "literal", json!({"tcp": address}));
+    let (metadata, outside) = (literal("169.254.169.254:80"), literal("192.0.2.7:80"));
+    let by_url = probing(&system, "literal", json!({"http": "http://[::ffff:169.254.169.254]/latest"}));
+    system.refuses("literal", &metadata, &["policy.yaml: probes: 169.254.169.254:80 is not allowed"]);
+    system.refuses("literal", &by_url, &["probes: [::ffff:169.254.169.254]:80 is not allowed"]);
+    assert_eq!(system.operate("literal", 0, &outside).0, 0, "without the rule");
+
+    start_agent(&mut system, "probes: []\n");
+    let checked = abide(
+        &["agent", "--check-policy", "--data", "agent", "--policy", "policy.yaml"],
+        system.folder.path(),
+        b"",
+    );
+    let listed = stdout(&checked);
+    assert!(
+        checked.status.code() == Some(3) && listed.contains("probes: 192.0.2.7:80 is not allowed"),
+        "{listed}"
+    );
+    assert_eq!(system.operate("literal", 1, &outside).0, 0, "a stop is always allowed");
+    system.refuses("literal", &outside, &["probes: 192.0.2.7:80 is not allowed"]);
+    for (name, check) in [
+        ("redirected", json!({"http": format!("http://127.0.0.1:{redirect}/")})),
+        ("outside", json!({"tcp": "outside.example:80"})),
+        ("metadata", json!({"http": "http://metadata.example/latest"})),
+    ] {
+        assert_eq!(system.operate(name, 0, &probing(&system, name, check)).0, 0, "{name}");
+    }
+    until("a redirect is an answer", || system.process("redirected")["health"] == "Healthy");
+    for (name, refused) in [("outside", "192.0.2.7:80"), ("metadata", "169.254.169.254:80")] {
+        let refused = format!("policy.yaml: probes: {refused} is not allowed");
+        until("the probe is refused", || message(&system, name).contains(&refused));
+    }
+    assert_eq!(reached.load(Ordering::Relaxed), 0, "a redirect is not followed");
+    let inside = probing(&system, "inside", json!({"tcp": format!("inside.example:{target}")}));
+    assert_eq!(system.operate("inside", 0, &inside).0, 0);
+    until("a name of this host is probed", || system.process("inside")["health"] == "Healthy");
+    assert!(reached.load(Ordering::Relaxed) > 0);
+
+    start_agent(&mut system, "probes: [\"outside.example:80\"]\n");
+    until("a listed name is tried", || {
+        let message = message(&system, "outside");
+        message.contains("cannot connect to outside.example:80") && !message.contains("not allowed")
+    });
+    system.refuses("literal", &outside, &["probes: 192.0.2.7:80 is not allowed"]);
 }

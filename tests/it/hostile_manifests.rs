@@ -179,6 +179,20 @@ fn the_largest_allowed_input_stays_within_the_memory_limit() {
     }
 }
 
+/// Bytes that are not text: a replacement character is three times as long as the byte that it replaces.
+#[test]
+fn invalid_bytes_stay_within_the_memory_limit() {
+    let most = 60 << 20;
+    for unit in [&b"\xff"[..], b"\xff\n", b"\xed\xa0\x80", b"\0", b"\xfe\xff\0a", b"\xff\xfea\0"] {
+        refused("a.yaml", unit.repeat(most / unit.len()), "E0112");
+    }
+    refused("a.yaml", [&b"\xef\xbb\xbf"[..], &vec![0xff; most]].concat(), "E0113");
+    refused("a.yaml", [&"a: é\n".repeat(most / 6).into_bytes()[..], b"\xff"].concat(), "E0112");
+    for unit in ["a", "[", "\t", "- ", "{a: ", "*a,"] {
+        refused("a.yaml", format!("a: &a [{}", unit.repeat(most / unit.len())), "E0111");
+    }
+}
+
 #[test]
 fn an_oversized_command_is_not_copied_per_instance() {
     let long = format!("\"{} ${{instance}}\"", "a".repeat(1_000_000));

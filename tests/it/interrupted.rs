@@ -1,4 +1,5 @@
-//! Interrupted launches: an agent that ends, or is killed together with the shell of a launch, launches nothing twice.
+//! Interrupted launches and commands: an agent that ends, or is killed together with the shell of a launch or a command,
+//! launches and runs nothing twice.
 
 use serde_json::{Value, json};
 
@@ -91,4 +92,88 @@ fn a_one_shot_runs_to_its_end_though_the_agent_ends_while_it_launches() {
         until(&format!("{name} ended"), || count("ended") == 1);
         assert_eq!(count("begun"), 1, "{name}: {}", system.log());
     }
+}
+
+/// Kills the agent while a command runs, and then every process in the folder except `kept`.
+fn killed_with_the_command(system: &mut System, begun: &str, kept: u32) {
+    until("the command began", || !text(system, begun).is_empty());
+    system.kill_agent();
+    let others = |system: &System| -> Vec<u32> {
+        let all = [children_in(system, "sh"), children_in(system, "sleep")].concat();
+        all.into_iter().filter(|one| *one != kept).collect()
+    };
+    until("one process is left", || {
+        others(system).into_iter().for_each(|one| kill(one, "KILL"));
+        others(system).is_empty()
+    });
+}
+
+#[test]
+fn a_reload_and_a_stop_that_were_killed_with_the_agent_are_not_repeated() {
+    let mut system = System::new();
+    let mut spec = system.spec("p", "exec sleep 1000");
+    spec["control"]["reload_cmd"] = json!("echo once >> reloads; [ -e quick ] || sleep 600");
+    spec["control"]["stop_cmd"] = json!("echo once >> stops; [ -e quick ] && kill $ABIDE_PID || sleep 600");
+    spec["monitor_policy"]["stop_check_secs"] = json!(1);
+    assert_eq!(system.operate("p", 0, &spec).0, 0, "{}", system.log());
+    let pid = system.pid("p").expect("a pid");
+    for (op, file) in [(8, "reloads"), (1, "stops")] {
+        let task = system.begin("p", op, &spec);
+        killed_with_the_command(&mut system, file, pid);
+        system.start_agent();
+        let row = system.row("p", &task);
+        assert!(row["error_msg"].as_str().is_some_and(|why| why.contains("outcome unknown")), "{row}");
+        assert_eq!(text(&system, file), "once\n", "{row}\n{}", system.log());
+        assert_eq!(system.pid("p"), Some(pid), "the process is left alone");
+    }
+    // Further operations run their commands.
+    std::fs::write(system.path("quick"), "").expect("a file");
+    assert_eq!(system.operate("p", 8, &spec).0, 0, "{}", system.log());
+    assert_eq!(text(&system, "reloads"), "once\nonce\n");
+    assert_eq!(system.operate("p", 1, &spec).0, 0, "{}", system.log());
+    assert_eq!(text(&system, "stops"), "once\nonce\n");
+}
+
+#[test]
+fn a_command_that_outlives_its_recording_shell_is_waited_for_and_not_repeated() {
+    let mut system = System::new();
+    let mut spec = system.spec("p", "exec sleep 1000");
+    spec["control"]["reload_cmd"] = json!("echo begun >> reloads; sleep 3; echo ended >> reloads");
+    assert_eq!(system.operate("p", 0, &spec).0, 0, "{}", system.log());
+    let task = system.begin("p", 8, &spec);
+    until("the command began", || text(&system, "reloads") == "begun\n");
+    system.kill_agent();
+    let shells = children_in(&system, "sh");
+    let recording =
+        shells.iter().filter(|one| crate::system::parent_of(**one).is_none_or(|of| !shells.contains(&of)));
+    recording.for_each(|shell| kill(*shell, "KILL"));
+    system.start_agent();
+    let row = system.row("p", &task);
+    assert!(row["error_msg"].as_str().is_some_and(|why| why.contains("outcome unknown")), "{row}");
+    assert_eq!(text(&system, "reloads"), "begun\nended\n", "the result came after its end: {}", system.log());
+}
+
+#[test]
+fn a_restart_that_was_killed_with_the_agent_is_judged_by_its_new_process() {
+    let mut system = System::new();
+    let mut spec = daemon(&system);
+    let up = |then: &str| {
+        let pid_path = system.path("run/p.pid");
+        json!(format!("echo up >> starts; setsid sleep 1000 & echo $! > {}{then}", pid_path.display()))
+    };
+    spec["control"]["start_cmd"] = up("");
+    spec["control"]["restart_cmd"] =
+        json!(format!("kill $ABIDE_PID; {}", up("; sleep 600").as_str().expect("a text")));
+    assert_eq!(system.operate("p", 0, &spec).0, 0, "{}", system.log());
+    let before = system.pid("p").expect("a pid");
+    let task = system.begin("p", 7, &spec);
+    let pid = || text(&system, "run/p.pid").trim().parse::<u32>().ok().filter(|pid| *pid != before);
+    until("the new daemon is up", || pid().is_some_and(is_alive));
+    let after = pid().expect("a pid");
+    killed_with_the_command(&mut system, "starts", after);
+    system.start_agent();
+    let row = system.row("p", &task);
+    assert_eq!(row["error_code"], 0, "{row}\n{}", system.log());
+    assert_eq!((text(&system, "starts").as_str(), system.pid("p")), ("up\nup\n", Some(after)));
+    assert_eq!(system.operate("p", 1, &spec).0, 0, "{}", system.log());
 }

@@ -1,7 +1,9 @@
 //! Joining a fleet: join tokens, certificates of agents, renewal and revocation, with a real gateway over TLS.
 
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -15,6 +17,10 @@ use crate::system::whoami;
 
 const HOST: &str = "0:10.0.0.1";
 const TLS: [&str; 6] = ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--ca-dir", "ca"];
+const APPS: &str = "apps:
+  - {code: all, secret: s3cret}
+  - {code: scoped, secret: s3cret, namespaces: [web], hosts: ['0:10.0.0.1'], owners: [team]}
+";
 
 /// A gateway with TLS and a CA for agents.
 struct Fleet {
@@ -24,13 +30,20 @@ struct Fleet {
 
 impl Fleet {
     fn start(more: &[&str]) -> Fleet {
-        let folder = Workspace::new();
+        Fleet::start_in(Workspace::new(), &[&TLS, more].concat())
+    }
+
+    fn start_in(folder: Workspace, args: &[&str]) -> Fleet {
         write_server_files(folder.path());
-        let gateway = Gateway::start(folder.path(), &[&TLS, more].concat());
-        let config = format!(
-            "targets:\n  there: {{url: '{}', dialect: abide, ca_file: server-ca.pem, ca_only: true, auth: {{app_code: all, app_secret: {{file: secret}}}}}}\n",
-            gateway.url
-        );
+        std::fs::write(folder.path().join("apps.yaml"), APPS).expect("a file");
+        let gateway = Gateway::start(folder.path(), args);
+        let target = |name: &str, app: &str| {
+            format!(
+                "  {name}: {{url: '{}', dialect: abide, ca_file: server-ca.pem, ca_only: true, auth: {{app_code: {app}, app_secret: {{file: secret}}}}}}\n",
+                gateway.url
+            )
+        };
+        let config = format!("targets:\n{}{}", target("there", "all"), target("scoped", "scoped"));
         std::fs::write(folder.path().join("abide.yaml"), config).expect("a file");
         std::fs::write(folder.path().join("secret"), "s3cret\n").expect("a file");
         Fleet { folder, gateway }
@@ -41,7 +54,11 @@ impl Fleet {
     }
 
     fn run(&self, args: &[&str]) -> (i32, String, String) {
-        let output = abide(&[args, &["--target", "there"]].concat(), self.folder.path(), b"");
+        self.run_at("there", args)
+    }
+
+    fn run_at(&self, target: &str, args: &[&str]) -> (i32, String, String) {
+        let output = abide(&[args, &["--target", target]].concat(), self.folder.path(), b"");
         (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
     }
 
@@ -56,9 +73,13 @@ impl Fleet {
 
     /// An agent with this data folder; its log is next to it.
     fn agent(&self, data: &str, token_file: &str, host: &str, env: &[(&str, &str)]) -> KillOnDrop {
-        let args = ["agent", "--join", &self.gateway.url, "--token-file", token_file, "--data", data];
+        self.agent_with(data, &["--token-file", token_file], host, env)
+    }
+
+    fn agent_with(&self, data: &str, credential: &[&str], host: &str, env: &[(&str, &str)]) -> KillOnDrop {
+        let args = ["agent", "--join", &self.gateway.url, "--data", data];
         let more = ["--as-host", host, "--ca-file", "server-ca.pem", "--ca-only"];
-        let mut command = command(&[&args[..], &more].concat(), self.folder.path());
+        let mut command = command(&[&args[..], credential, &more].concat(), self.folder.path());
         command.envs(env.iter().copied());
         start_logged(&mut command, &self.path(&format!("{data}.log")))
     }
@@ -89,6 +110,24 @@ impl Fleet {
             .collect()
     }
 
+    fn doctor(&self) -> String {
+        let (_, out, err) = self.run(&["doctor"]);
+        format!("{out}{err}")
+    }
+
+    /// Writes a file that no other user can read.
+    fn write_private(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        let mut file = std::fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)
+            .expect("a file");
+        file.write_all(text.as_bytes()).expect("a file");
+    }
+
     fn wait_refused(&self, data: &str, why: &str) {
         until(&format!("agent {data} is refused: {why}"), || self.agent_log(data).contains(why));
     }
@@ -112,6 +151,8 @@ fn a_join_token_becomes_a_certificate_that_outlives_restarts() {
     let row = fleet.wait_connected(HOST);
     assert!(row["certificate"]["expires"].is_string() && row["certificate"]["revoked"] == false, "{row}");
     assert_eq!(fleet.token_states(), ["used"]);
+    let told = fleet.doctor();
+    assert!(told.contains("each with an agent") && !told.contains("certificate"), "{told}");
     for file in ["one/agent.pem", "one/agent-key.pem", "ca/ca.key"] {
         let mode = std::fs::metadata(fleet.path(file)).expect(file).permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{file}");
@@ -323,4 +364,98 @@ fn the_ca_needs_tls_private_files_and_its_own_folder() {
     std::fs::remove_file(folder.path().join("ca/ca.key")).expect("a file");
     let (code, told) = serve(&TLS);
     assert!(code == 1 && told.contains("ca.key does not"), "{code} {told}");
+}
+
+#[test]
+fn a_scoped_app_administers_no_certificates_and_sees_its_hosts() {
+    const FORBIDDEN: i32 = 77;
+    const OTHER: &str = "0:10.0.0.2";
+    let fleet = Fleet::start(&[]);
+    fleet.token("join", &[HOST], "1h");
+    fleet.token("join-other", &[OTHER], "1h");
+    let _agent = fleet.agent("one", "join", HOST, &[]);
+    let other = fleet.agent("other", "join-other", OTHER, &[]);
+    fleet.wait_connected(HOST);
+    fleet.wait_connected(OTHER);
+    drop(other);
+    until("only the certificate of the other host is left", || fleet.host(OTHER)["version"].is_null());
+    let (code, text, told) = fleet.run_at("scoped", &["get", "hosts", "-o", "json"]);
+    let rows: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} {code} {told}"));
+    assert_eq!(rows.as_array().map(Vec::len), Some(1), "{rows}");
+    assert!(rows[0]["host"] == HOST && rows[0]["certificate"].is_object(), "{rows}");
+    let verbs: [&[&str]; 4] = [
+        &["token", "create", "--host", HOST],
+        &["token", "list"],
+        &["token", "revoke", "0a1b"],
+        &["host", "revoke", HOST],
+    ];
+    for verb in verbs {
+        let (code, _, told) = fleet.run_at("scoped", verb);
+        assert!(
+            code == FORBIDDEN && told.contains("app scoped lacks namespace * (all namespaces)"),
+            "{verb:?}: {code} {told}"
+        );
+    }
+    for (app, expected) in [("scoped", FORBIDDEN), ("all", 0)] {
+        for verb in ["token", "host-revoke"] {
+            let args = ["access", "check", app, verb, "*", "--apps", "apps.yaml"];
+            let output = abide(&args, fleet.folder.path(), b"");
+            assert_eq!(output.status.code(), Some(expected), "{app} {verb}: {}", stderr(&output));
+        }
+    }
+    assert_eq!(fleet.token_states(), ["used", "used"]);
+    assert_eq!(fleet.host(HOST)["agent"], true);
+    assert_eq!(fleet.run(&["host", "revoke", HOST]).0, 0);
+}
+
+#[test]
+fn doctor_warns_about_certificates_that_expire_are_expired_or_revoked() {
+    let fleet = Fleet::start(&["--cert-life", "20s"]);
+    fleet.token("join", &[HOST], "1h");
+    let agent = fleet.agent("one", "join", HOST, &[]);
+    fleet.wait_connected(HOST);
+    let told = fleet.doctor();
+    assert!(told.contains("1 certificate expiring soon: 0:10.0.0.1 ("), "{told}");
+    drop(agent);
+    until("the certificate expires", || fleet.doctor().contains("1 certificate expired: 0:10.0.0.1 ("));
+    let told = fleet.doctor();
+    assert!(!told.contains("expiring soon") && told.contains("abide token create"), "{told}");
+    assert_eq!(fleet.run(&["host", "revoke", HOST]).0, 0);
+    let told = fleet.doctor();
+    assert!(told.contains("1 certificate revoked: 0:10.0.0.1 (") && !told.contains("expired"), "{told}");
+}
+
+#[test]
+fn an_external_ca_signs_certificates_that_the_gateway_verifies() {
+    let (external, stranger) = (Authority::new("external CA"), Authority::new("another CA"));
+    let folder = Workspace::new();
+    std::fs::write(folder.path().join("client-ca.pem"), &external.pem).expect("a file");
+    let fleet = Fleet::start_in(folder, &[&TLS[..4], &["--client-ca", "client-ca.pem"]].concat());
+    let earlier = SystemTime::now() - Duration::from_secs(60);
+    fleet.write_private("agent.pem", &external.sign_agent(HOST, earlier));
+    fleet.write_private("stranger.pem", &stranger.sign_agent(HOST, earlier));
+    let credential = ["--client-cert", "agent.pem"];
+    let _stranger = fleet.agent_with("stranger", &["--client-cert", "stranger.pem"], HOST, &[]);
+    fleet.wait_refused("stranger", "the server rejected our client certificate (TLS alert UnknownCA)");
+    let _elsewhere = fleet.agent_with("elsewhere", &credential, "0:10.0.0.2", &[]);
+    fleet.wait_refused("elsewhere", "this certificate is not for host 0:10.0.0.2");
+    let _agent = fleet.agent_with("one", &credential, HOST, &[]);
+    let before = fleet.wait_connected(HOST);
+    assert!(before["certificate"]["serial"].is_string() && before["certificate"]["revoked"] == false);
+    assert!(fleet.host("0:10.0.0.2").is_null());
+    std::fs::write(fleet.path("static"), "token").expect("a file");
+    let _static = fleet.agent("static-agent", "static", HOST, &[]);
+    fleet.wait_refused("static-agent", "no static token is accepted");
+    let (code, _, told) = fleet.run(&["token", "create", "--host", HOST]);
+    assert!(code != 0 && told.contains("an external CA signs them (--client-ca)"), "{code} {told}");
+    // A revocation ends the session. The same agent joins with a later certificate, which it reads by itself.
+    assert_eq!(fleet.run(&["host", "revoke", HOST]).0, 0);
+    let revoked = SystemTime::now();
+    until("the session ends", || fleet.agent_log("one").contains("session with the gateway ended"));
+    fleet.wait_refused("one", "401");
+    assert_eq!(fleet.host(HOST)["certificate"]["revoked"], true);
+    fleet.write_private("agent.pem", &external.sign_agent(HOST, revoked + Duration::from_secs(1)));
+    let after = fleet.wait_connected(HOST);
+    assert_eq!(after["certificate"]["revoked"], false, "{after}");
+    assert_ne!(after["certificate"]["serial"], before["certificate"]["serial"]);
 }

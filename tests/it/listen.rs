@@ -45,7 +45,7 @@ pub fn token(machine: &Machine) -> String {
     format!("Authorization: Bearer {}\r\n", text.trim())
 }
 
-fn converged(at: SocketAddr) -> bool {
+pub fn converged(at: SocketAddr) -> bool {
     get(at, "/api/v1/status").json()["converged"] == true
 }
 

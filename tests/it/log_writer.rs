@@ -188,6 +188,66 @@ fn a_full_disk_blocks_no_process_and_the_log_says_what_is_missing() {
     assert!(is_alive(system.pid("app").expect("a pid")));
 }
 
+/// CPU time of a process in ticks.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit_once(") ").expect("fields").1.split(' ').collect();
+    [fields[11], fields[12]].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn a_log_that_cannot_be_rotated_is_written_without_using_the_cpu() {
+    let system = System::new();
+    std::fs::create_dir_all(system.path("log/app.log.1/x")).expect("a folder");
+    let long = "head -c 6000 /dev/zero | tr '\\0' x; echo; ";
+    let start = format!("echo first; {long}{long}echo last; exec sleep 1000");
+    let spec = rotated(system.spec("app", &start), 4096, 1);
+    assert_eq!(system.operate("app", 0, &spec).0, 0);
+    let log = system.path("log/app.log");
+    until("all is written", || std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with("\nlast\n")));
+    let lengths: Vec<usize> = whole(&log).lines().map(str::len).collect();
+    assert_eq!(lengths, [5, 6000, 6000, 4]);
+    let writer = writer(system.folder.path());
+    let before = cpu_ticks(writer);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(cpu_ticks(writer) - before < 10, "the writer is idle");
+}
+
+#[test]
+fn a_request_for_too_many_rotated_files_is_refused() {
+    let system = System::new();
+    let spec = rotated(system.spec("app", TICK), 4096, u32::MAX);
+    let body = json!({"meta": {"namespace": "web", "name": "app"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}],
+                      "op_type": 0, "spec": spec});
+    let answer = system.server.call("POST", "/api/c/compapi/v2/gse/operate_proc/", body);
+    assert!(answer["result"] == false && answer.to_string().contains("spec.log.keep"), "{answer}");
+    assert_eq!(system.operate("app", 0, &rotated(system.spec("app", TICK), 4096, 1000)).0, 0);
+}
+
+#[test]
+fn a_log_that_cannot_be_opened_again_blocks_no_process() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let home = system.home(&user);
+    let flood = "until [ -e go ]; do sleep 0.01; done; i=0; while [ $i -lt 300000 ]; do echo line $i; i=$((i+1)); done; \
+                 echo all > flooded; ";
+    let spec = rotated(system.spec_of(&user, "app", &format!("{flood}{TICK}")), 1_000_000, 2);
+    assert_eq!(system.operate("app", 0, &spec).0, 0);
+    let first = writer(&home);
+    std::fs::rename(home.join("log"), home.join("away")).expect("it is moved");
+    std::fs::write(home.join("log"), "a file instead of the folder").expect("a file");
+    kill(first, "KILL");
+    std::fs::write(home.join("go"), "").expect("a file");
+    let limit = Duration::from_secs(60);
+    until_within(limit, "the process is not blocked", || home.join("flooded").exists());
+    std::fs::remove_file(home.join("log")).expect("it is removed");
+    let text = || std::fs::read_to_string(home.join("log/app.log")).unwrap_or_default();
+    until("the log goes on", || text().contains("\ntick "));
+    let text = text();
+    let note = text.lines().find(|line| line.starts_with("abide: ")).expect("a note");
+    assert!(note.contains("bytes of output were dropped: cannot open the log: "), "{note}");
+}
+
 #[test]
 fn a_stopped_process_leaves_its_last_lines() {
     let system = System::new();

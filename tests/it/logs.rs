@@ -236,7 +236,7 @@ fn several_logs_are_printed_with_prefixes() {
         );
     }
     let none = machine.run(&["logs", "web/api"]);
-    assert!(none.0 == 1 && none.2.contains("has no process web/api"), "{none:?}");
+    assert!(none.0 == 0 && none.2.contains("has no process web/api"), "{none:?}");
     assert_eq!(machine.apply(&[]).0, 0);
     for name in ["api", "longer"] {
         until("it is up", || lines(&machine.path(&format!("log/{name}.log"))) == 1);
@@ -312,6 +312,30 @@ fn output_of_runs_without_a_log_is_stored() {
     assert_eq!(read(&system.server, "once", "&since=2099-01-01T00:00:00Z").as_deref(), Ok(""));
     let (_, mut stream) = open(&system.server, "once", "");
     assert!(stream.next().expect("a line")["run"].is_string(), "the start of the run");
+}
+
+#[test]
+fn values_of_environment_files_are_masked_in_stored_output() {
+    let system = System::new();
+    let (all, one) = (system.path("all.env"), system.path("one"));
+    std::fs::write(&all, "API_KEY=key-of-the-file\n").expect("a file");
+    std::fs::write(&one, "value-of-the-file\n").expect("a file");
+    let mut once = run_spec(&system, "once", 2, "echo $API_KEY $ONE $PASSWORD plain; touch ended");
+    once["env"]["ONE"] = json!({"file": one});
+    once["env_file"] = json!(all);
+    assert_eq!(system.operate("once", 0, &once).0, 0);
+    until("it has ended", || system.path("ended").exists());
+    let masked = "(secret) (secret) (secret) plain\n";
+    until("the run is stored", || read(&system.server, "once", "").as_deref() == Ok(masked));
+    // Without one of the values nothing is shown.
+    for file in [&all, &one] {
+        let hidden = file.with_extension("hidden");
+        std::fs::rename(file, &hidden).expect("it is moved");
+        let refused = read(&system.server, "once", "").expect_err("its secrets are unknown");
+        assert!(!format!("{refused:?}").contains("-of-the-file"), "{refused:?}");
+        std::fs::rename(&hidden, file).expect("it is moved back");
+        assert_eq!(read(&system.server, "once", "").as_deref(), Ok(masked));
+    }
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn a_stopped_process_can_be_started_on_a_target_without_lists() {
     let (code, out, err) = fleet.apply(&[]);
     assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
     let (code, _, err) = fleet.run(&["start", "web/none"]);
-    assert!(code == 1 && err.contains("process web/none does not exist"), "{code} {err}");
+    assert!(code == 64 && err.contains("has no process web/none"), "{code} {err}");
 }
 
 /// A one-shot that may have run is held until a person starts it.

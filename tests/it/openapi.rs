@@ -256,7 +256,7 @@ impl Called<'_> {
             "tell" => {
                 vec![(format!("?session={}", self.session), Some(json!([{"seq": 2, "report": report()}])))]
             }
-            "health" | "ready" | "description" => query(&[""]),
+            "health" | "ready" | "description" | "access" => query(&[""]),
             // Text, streams, and an answer of an agent, which its own test compares.
             "metrics" | "watch" | "stream" | "logs" | "figures" => Vec::new(),
             // These need a CA, which their own tests have.
@@ -353,13 +353,13 @@ fn every_answer_of_the_gateway_is_as_described() {
         .sum();
     assert_eq!(described, routes::all().count(), "a route is described that does not exist");
     for (method, path, call) in routes::all() {
-        let headers = match call.access() {
-            routes::RouteAccess::Anybody | routes::RouteAccess::JoinToken => "",
-            routes::RouteAccess::Agent => AGENT,
-            routes::RouteAccess::App | routes::RouteAccess::Everywhere => APP,
+        let headers = match call.rule() {
+            routes::RouteRule::Public | routes::RouteRule::JoinToken => "",
+            routes::RouteRule::Agent => AGENT,
+            routes::RouteRule::App(..) => APP,
         };
         called.succeeds(method, &path, call.word(), headers);
-        if call.access() == routes::RouteAccess::Anybody {
+        if call.rule() == routes::RouteRule::Public {
             continue;
         }
         let (status, answer) = called.call(method, &path, "", "", None);

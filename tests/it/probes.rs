@@ -140,14 +140,18 @@ fn commands_that_leave_processes_behind_do_not_use_up_the_agents_descriptors() {
     for nth in 0..20 {
         let name = format!("e{nth}");
         let mut spec = system.spec_of(&user, &name, "exec sleep 1000");
-        spec["health"] =
-            json!({"cmd": "echo x >> runs; sleep 100003 & exit 1", "interval": 1, "start_period": 600});
+        spec["control"]["reload_cmd"] = json!("echo x >> runs; sleep 100003 & exit 1");
         assert_eq!(system.operate(&name, 0, &spec).0, 0);
     }
-    let runs = system.home(&user).join("runs");
-    until_within(Duration::from_secs(60), "more outputs are left than the agent may open", || {
-        std::fs::read_to_string(&runs).is_ok_and(|text| text.lines().count() > 260)
-    });
+    // More outputs are left than the agent may open.
+    for _ in 0..14 {
+        let reload = |nth: u32| (nth, system.begin(&format!("e{nth}"), 8, &Value::Null));
+        for (nth, task) in (0..20).map(reload).collect::<Vec<_>>() {
+            let row = system.row(&format!("e{nth}"), &task);
+            assert_eq!(row["error_code"], 65535, "{row}");
+        }
+    }
+    assert_eq!(crate::system::lines(&system.home(&user).join("runs")), 280);
     assert!(open() < 160, "{} descriptors", open());
     let done = system.operate("victim", 0, &system.spec("victim", "exec sleep 1000"));
     assert_eq!(done.0, 0, "another user's process starts: {}", done.1);

@@ -83,7 +83,7 @@ pub fn restart_agent(system: &mut System, groups: bool) {
 pub struct Nginx {
     pub port: u16,
     pub spec: Value,
-    config: PathBuf,
+    pub config: PathBuf,
 }
 
 /// An nginx with two workers, which answers with a text.
@@ -102,10 +102,10 @@ pub fn nginx(system: &System) -> Nginx {
 }
 
 impl Nginx {
-    fn answer_with(&self, system: &System, text: &str) {
+    pub fn answer_with(&self, system: &System, text: &str) {
         let (port, at) = (self.port, |name: &str| system.path(name).display().to_string());
         let config = format!(
-            "worker_processes 2;\nuser root;\npid {};\nerror_log {};\nevents {{}}\nhttp {{ access_log off; \
+            "worker_processes 2;\nuser root;\npid {};\nerror_log {} notice;\nevents {{}}\nhttp {{ access_log off; \
              client_body_temp_path {tmp}; proxy_temp_path {tmp}; fastcgi_temp_path {tmp}; uwsgi_temp_path {tmp}; \
              scgi_temp_path {tmp}; server {{ listen 127.0.0.1:{port}; location / {{ return 200 {text}; }} }} }}\n",
             at("run/nginx.pid"),
@@ -201,7 +201,8 @@ fn a_stop_ends_the_whole_tree_and_says_what_it_killed() {
             port(),
             kind.split(' ').nth(1).unwrap_or_default()
         ));
-        spec["monitor_policy"]["stop_check_secs"] = json!(1);
+        let is_immediate = op == KILL || kind == "polite";
+        spec["monitor_policy"]["stop_check_secs"] = json!(if is_immediate { 30 } else { 1 });
         assert_eq!(system.operate("p", START, &spec).0, 0);
         until("three workers", || workers(&system).len() == 3);
         let pids = workers(&system);
@@ -209,9 +210,7 @@ fn a_stop_ends_the_whole_tree_and_says_what_it_killed() {
         let (code, message) = system.operate("p", op, &spec);
         assert_eq!(code, 0, "{message}");
         assert_eq!(alive(&system), [0u32; 0], "{groups} {op} {kind}");
-        if op == KILL || kind == "polite" {
-            assert!(begin.elapsed() < Duration::from_millis(900), "{:?}", begin.elapsed());
-        }
+        assert!(!is_immediate || begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
         match kind {
             "polite" => assert_eq!(message, "success", "{groups}"),
             _ => {
@@ -355,63 +354,6 @@ fn a_reload_that_replaces_the_process_hands_over() {
     }
 }
 
-/// An nginx through its life. The number of launches is the number of masters that the agent started.
-#[test]
-fn nginx_from_start_to_stop() {
-    if !needs("nginx") || !needs_root() {
-        return;
-    }
-    let system = System::new();
-    let mut nginx = nginx(&system);
-    let start = nginx.spec["control"]["start_cmd"].as_str().expect("text").to_owned();
-    nginx.spec["control"]["start_cmd"] = json!(format!("echo start >> starts; {start}"));
-    assert_eq!(system.operate("nginx", START, &nginx.spec), (0, "success".to_owned()));
-    until("it answers", || get(nginx.port).as_deref() == Some("one"));
-
-    let master = system.pid("nginx").expect("a pid");
-    kill(master, "KILL");
-    let master = replaced(&system, "nginx", master);
-    until("it answers", || get(nginx.port).as_deref() == Some("one"));
-
-    nginx.answer_with(&system, "two");
-    assert_eq!(system.operate("nginx", RELOAD, &nginx.spec), (0, "success".to_owned()));
-    until("the new configuration answers", || get(nginx.port).as_deref() == Some("two"));
-    assert_eq!(system.pid("nginx"), Some(master), "the pid stays");
-
-    // A binary upgrade: the new master is a child of the old one, which quits.
-    let mut upgrade = nginx.spec.clone();
-    let pid = system.path("run/nginx.pid").display().to_string();
-    upgrade["control"]["reload_cmd"] = json!(format!(
-        "kill -USR2 $ABIDE_PID; while [ ! -s {pid}.oldbin ] || [ ! -s {pid} ]; do sleep 0.05; done; kill -QUIT $ABIDE_PID; \
-         while kill -0 $ABIDE_PID; do sleep 0.05; done"
-    ));
-    let (code, message) = system.operate("nginx", RELOAD, &upgrade);
-    assert!(code == 0 && message.contains("pid"), "{code} {message}");
-    let upgraded = system.pid("nginx").expect("a pid");
-    assert!(upgraded != master && is_alive(upgraded) && !is_alive(master), "{upgraded} {master}");
-    until("it answers", || get(nginx.port).as_deref() == Some("two"));
-
-    // An upgrade whose end comes later: the old master quits on its own, and the new one is taken over.
-    upgrade["control"]["reload_cmd"] = json!("kill -USR2 $ABIDE_PID");
-    assert_eq!(system.operate("nginx", RELOAD, &upgrade).0, 0);
-    until("the new master runs", || {
-        let named = std::fs::read_to_string(&pid).unwrap_or_default();
-        named.trim().parse::<u32>().is_ok_and(|named| named != upgraded && is_alive(named))
-    });
-    kill(upgraded, "QUIT");
-    let last = replaced(&system, "nginx", upgraded);
-    until("it answers", || get(nginx.port).as_deref() == Some("two"));
-
-    std::fs::write(&nginx.config, "nonsense").expect("a file");
-    let (code, message) = system.operate("nginx", RELOAD, &nginx.spec);
-    assert!(code == 65535 && message.contains("reload_cmd ended with"), "{code} {message}");
-    assert_eq!((system.pid("nginx"), get(nginx.port).as_deref()), (Some(last), Some("two")));
-
-    assert_eq!(system.operate("nginx", STOP, &nginx.spec), (0, "success".to_owned()));
-    assert_eq!(alive(&system), [0u32; 0]);
-    assert_eq!(lines(&system.path("starts")), 2, "one start, and one relaunch after the kill");
-}
-
 #[test]
 fn a_start_without_a_check_waits_for_the_program() {
     let system = System::new();
@@ -425,11 +367,11 @@ fn a_start_without_a_check_waits_for_the_program() {
         assert_eq!(system.operate("sleep", STOP, &spec).0, 0);
     }
     assert_eq!(lines(&system.path("starts")), 5);
-    // Nothing comes: the failure is immediate.
+    // Nothing comes: the failure does not wait for the longest time of a start.
     spec["control"]["start_cmd"] = json!("rm -f run/sleep.pid");
     let begin = Instant::now();
     assert_eq!(system.operate("sleep", START, &spec).0, 836);
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_millis(1900), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Process trees at random and across kills of the agent: a tree is ended whole, and never without an owner.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::process_tree::{
     KILL, RELOAD, RESTART, START, STOP, alive, get, haproxy, nginx, replaced, restart_agent,
@@ -8,8 +8,7 @@ use crate::process_tree::{
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, kill, lines, parent_of, processes};
 
-/// Forks, leaves its session, loses its environment and exits at random. Without control groups, a process that has left
-/// both the session and the launch id behind cannot be proven, so none does both. A line `begun` per fork, a line with the pid per
+/// Forks, leaves its session, loses its environment and exits at random. A line `begun` per fork, a line with the pid per
 /// process that has done all that.
 const RANDOM_TREE: &str = r#"
 import os, random, sys
@@ -18,24 +17,22 @@ def note(text):
     file = os.open("tree.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (text + "\n").encode())
     os.close(file)
-def live(path, keeps):
+def live(path):
     dice = random.Random(seed + path)
-    if path and dice.random() < 0.3:
-        os.setsid()
-        keeps = True
+    if path and dice.random() < 0.3: os.setsid()
     for nth in range(dice.randint(0, 3) if len(path) < 4 else 0):
         note("begun")
         if os.fork() == 0:
-            return live(path + str(nth), keeps)
+            return live(path + str(nth))
     note(f"settled {os.getpid()}")
     act = dice.random() if path else 1
     if act < 0.4:
         os._exit(0)
-    if act < 0.7 and not keeps:
+    if act < 0.7:
         os.execve("/bin/sleep", ["sleep", "1000"], {})
     os.execve("/bin/sleep", ["sleep", "1000"], os.environ)
 note("begun")
-live("", False)
+live("")
 "#;
 
 #[test]
@@ -222,4 +219,70 @@ fn a_pid_that_should_have_stayed_is_reported() {
     assert!(first != second && is_alive(second as u32) && !is_alive(first as u32));
     let (code, out, err) = machine.apply(&[]);
     assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
+}
+
+/// CPU time of a process in seconds.
+fn cpu_secs(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields = stat.rsplit_once(") ").expect("a name").1.split(' ').skip(11).take(2);
+    let ticks: u64 = fields.map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// A stop by an agent that did not launch the process scans all processes of the host. Stops at the same time share scans.
+#[test]
+fn many_stops_at_once_cost_few_scans_of_all_processes() {
+    const COUNT: usize = 200;
+    let mut system = System::new();
+    let names: Vec<String> = (0..COUNT).map(|nth| format!("p{nth}")).collect();
+    let spec = |name: &String| {
+        let mut spec = system.spec(name, "exec sleep 1000");
+        spec["monitor_policy"]["start_check_secs"] = json!(0);
+        spec
+    };
+    let specs: Vec<Value> = names.iter().map(spec).collect();
+    let operate_all = |system: &System, op: i64| {
+        let tasks: Vec<Value> =
+            names.iter().zip(&specs).map(|(name, spec)| system.begin(name, op, spec)).collect();
+        for (name, task) in names.iter().zip(&tasks) {
+            let row = system.row(name, task);
+            assert_eq!(row["error_code"], 0, "{name}: {row}");
+        }
+    };
+    operate_all(&system, START);
+    system.kill_agent();
+    system.start_agent();
+    let agent = system.agent.as_ref().expect("an agent").id();
+    let before = cpu_secs(agent);
+    operate_all(&system, STOP);
+    let spent = cpu_secs(agent) - before;
+    // One scan for each of them would take a multiple of this.
+    assert!(spent < 6.0, "{COUNT} stops took {spent} s of CPU time");
+    assert!(names.iter().all(|name| system.pid(name).is_none()));
+}
+
+/// A kill of the tree stops the main process (SIGSTOP) first. An agent that is killed then leaves it stopped.
+#[test]
+fn a_stop_by_a_limit_survives_a_kill_of_the_agent() {
+    if !needs_root() {
+        return;
+    }
+    let mut system = System::with_groups(false);
+    system.start_agent_without_groups_at("main-stopped");
+    let mut spec = system.spec("p", "trap '' TERM; while :; do :; done");
+    spec["resource"] = json!({"cpu": 0.5});
+    spec["monitor_policy"]["stop_check_secs"] = json!(1);
+    assert_eq!(system.operate("p", START, &spec).0, 0);
+    let pid = system.pid("p").expect("it runs");
+    until("the agent is killed", || {
+        system.agent.as_mut().is_some_and(|agent| agent.try_wait().expect("a child").is_some())
+    });
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    assert!(stat.contains(") T "), "{stat}");
+    system.disable_control_groups();
+    let next = replaced(&system, "p", pid);
+    assert!(!is_alive(pid), "the stopped process is ended\n{}", system.log());
+    let history = system.process("p").to_string();
+    assert!(history.contains("limit"), "{history}");
+    assert!(is_alive(next) && system.operate("p", KILL, &spec).0 == 0 && !is_alive(next));
 }

@@ -346,6 +346,41 @@ fn no_command_enters_a_namespace_that_the_process_made() {
 }
 
 /// What a manifest says is applied, shown, compared and exported.
+/// The agent's log writer runs as the process's user, but outside its sandbox: it must not be a way out.
+#[test]
+fn no_process_of_the_agent_leads_out_of_a_sandbox() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let home = Home::of(&user);
+    let data = home.path("data");
+    std::fs::create_dir_all(&data).expect("a folder");
+    std::os::unix::fs::chown(&data, Some(user.uid), Some(user.gid)).expect("an owner");
+    // Tries the files of every process, while the first writer is killed and another one starts.
+    let attack = format!(
+        "tries() {{ for one in /proc/[0-9]*; do echo out > $one/root{0}/out; done; }}; until [ -s writers ]; do sleep 0.1; done; \
+         {{ tries; kill $(cat writers); tries; tries; }} 2>/dev/null; touch tried; exec sleep 1000",
+        data.display()
+    );
+    let mut spec = home.spec(&system, &user.name, "jailed", &attack);
+    spec["sandbox"] = json!({"read_only_paths": [data], "no_new_privs": true});
+    spec["log"] = json!({"max_size": 1_000_000});
+    let writers = || {
+        let is_writer = |pid: &u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with("abide-log") && line.contains("jailed")
+        };
+        crate::system::processes().into_iter().filter(is_writer).collect::<Vec<u32>>()
+    };
+    let task = system.begin("jailed", 0, &spec);
+    until("a writer runs", || !writers().is_empty());
+    let text = writers().iter().map(|pid| format!("{pid} ")).collect::<String>();
+    std::fs::write(home.path("writers"), text).expect("a file");
+    assert_eq!(system.row("jailed", &task)["error_code"], 0);
+    until("it has tried", || home.path("tried").exists());
+    assert!(!data.join("out").exists(), "a file outside the sandbox was written");
+    until("its output is still written", || !writers().is_empty());
+}
+
 #[test]
 fn a_sandbox_is_applied_shown_and_exported() {
     let machine = Machine::new();

@@ -248,10 +248,12 @@ fn excess_concurrent_requests_are_refused_and_it_recovers() {
     let unknown: Vec<_> = (0..40).map(|_| unfinished("", 1000)).collect();
     assert_eq!(get().0, 200);
     drop(unknown);
-    // One that comes while another is answered is turned away itself.
+    // Requests of two apps hold both permits. One that comes while another is answered is turned away itself.
+    let web = auth.replace("\"all\"", "\"web\"").replace("s3cret", "web-s3cret");
     let mut held = Vec::new();
     until("there is no room", || {
         held.push(unfinished(auth, 1000));
+        held.push(unfinished(&web, 1000));
         get().0 == 503
     });
     let (_, text) = get();
@@ -277,9 +279,9 @@ fn excess_concurrent_requests_are_refused_and_it_recovers() {
         let sent = stream.write_all(&large);
         stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
         let mut answer = [0; 12];
-        sent.is_err() || stream.read_exact(&mut answer).is_ok() && answer.ends_with(b"503")
+        sent.is_err() || stream.read_exact(&mut answer).is_ok() && answer.ends_with(b"429")
     });
-    assert!(refused, "two of 90 MB do not fit");
+    assert!(refused, "two of 90 MB exceed the share of an app");
     drop(held);
     until("the memory is free again", || {
         gateway.server.gse("register_proc_info", body("q", "10.0.0.1"))["result"] == true

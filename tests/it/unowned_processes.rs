@@ -76,7 +76,7 @@ impl UnownedProcess {
     }
 
     /// Ended by a signal? A zombie that was not reaped is not alive either.
-    fn lives(&mut self) -> bool {
+    pub fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None)) && is_alive(self.pid)
     }
 }
@@ -89,7 +89,7 @@ impl Drop for UnownedProcess {
 }
 
 /// `apply -o json`: its exit code, and what it printed.
-fn applied(fleet: &Fleet, more: &[&str]) -> (i32, Value) {
+pub fn applied(fleet: &Fleet, more: &[&str]) -> (i32, Value) {
     let mut args = vec!["-o", "json"];
     args.extend(more);
     let (code, out, err) = fleet.apply(&args);
@@ -101,7 +101,7 @@ fn steps(report: &Value) -> usize {
     report["outcomes"].as_array().map_or(0, Vec::len)
 }
 
-fn held(plan: &Value) -> Vec<String> {
+pub fn held(plan: &Value) -> Vec<String> {
     let held = plan["held"].as_array().cloned().unwrap_or_default();
     held.iter()
         .map(|held| {
@@ -111,7 +111,7 @@ fn held(plan: &Value) -> Vec<String> {
 }
 
 /// Exit code, `converged` and the reason say one thing: ownership stands in the way.
-fn is_refused(fleet: &Fleet, (code, report): &(i32, Value)) {
+pub fn is_refused(fleet: &Fleet, (code, report): &(i32, Value)) {
     let dialect = fleet.dialect;
     assert_eq!(*code, 3, "{dialect}: {report:#}");
     assert_eq!(report["converged"], false, "{dialect}: {report:#}");

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use abide::model::{
     Amount, AutoType, Desired, DesiredInstance, HoldReason, HostKey, InstanceKey, KnownSpec,
-    ObservedInstance, Op, Plan, ProcessKey, Protection, Rule, State, Step,
+    ObservedInstance, OnChange, Op, Plan, ProcessKey, Protection, Rule, SpecSide, State, Step,
 };
-use abide::reconcile::{Expected, expectations};
+use abide::reconcile::{EffectTable, Expected, changes, expectations};
 
 use crate::fixtures::world::*;
 
@@ -220,6 +220,69 @@ fn every_step_says_why_and_names_a_real_difference() {
             }
         }
     });
+}
+
+/// A plan shows every field that changes with it, also those that did not cause it.
+#[test]
+fn every_changed_field_of_a_changed_instance_is_named() {
+    let named = std::cell::Cell::new(0_usize);
+    in_every_world(|world| {
+        let (plan, look) = (world.plan(), world.observe());
+        let caps = world.rules.caps;
+        for (key, want) in &world.desired.instances {
+            let steps: Vec<&Step> = plan.steps().filter(|step| step.instance == *key).collect();
+            let sends = [Op::Register, Op::Reload, Op::Restart, Op::Start, Op::Supervise];
+            let carries = |step: &&&Step| step.spec_side == SpecSide::New && sends.contains(&step.op);
+            let Some(row) = look.instances.get(key).filter(|_| steps.iter().any(|step| carries(&step)))
+            else {
+                continue;
+            };
+            let is_given = row.hosted == Some(true) || (caps.registry && row.registered == Some(true));
+            let Some(old) = row.specs.registered.spec().filter(|_| is_given) else { continue };
+            let effects = EffectTable::of(&want.spec, &OnChange::new());
+            let effects = effects.without(|field| !caps.supports_field(field));
+            for change in changes(old, &want.spec, &effects) {
+                let path = change.field.path();
+                let whys = || steps.iter().flat_map(|step| &step.why).filter_map(|why| why.field.as_deref());
+                assert!(whys().any(|field| field.starts_with(path)), "{path} of {key} in\n{}", shown(&plan));
+                named.set(named.get() + 1);
+            }
+        }
+    });
+    assert!(
+        named.get() > WORLDS as usize / 4 || std::env::var("ABIDE_SEED").is_ok(),
+        "only {} fields",
+        named.get()
+    );
+}
+
+/// An orphan that another source declares is not one, and a protected orphan is held.
+#[test]
+fn orphans_of_other_sources_and_protected_orphans_stay() {
+    let spared = std::cell::Cell::new(0_usize);
+    in_every_world(|world| {
+        let plan = world.plan();
+        let is_orphan =
+            |step: &&Step| !world.desired.instances.contains_key(&step.instance) && !is_moved(step);
+        let orphans: BTreeSet<InstanceKey> =
+            plan.steps().filter(is_orphan).map(|step| step.instance.clone()).collect();
+        spared.set(spared.get() + orphans.len());
+        world.rules.declared_elsewhere = orphans.clone();
+        let elsewhere = world.plan();
+        let touched = elsewhere.steps().map(|step| &step.instance);
+        let touched = touched.chain(elsewhere.held.iter().map(|held| &held.instance));
+        assert!(touched.into_iter().all(|key| !orphans.contains(key)), "{}", shown(&elsewhere));
+        world.rules.declared_elsewhere.clear();
+        world.rules.holds.protections =
+            orphans.iter().map(|key| (key.clone(), vec![Protection::Delete])).collect();
+        let protected = world.plan();
+        assert!(protected.steps().all(|step| !orphans.contains(&step.instance)), "{}", shown(&protected));
+        for key in &orphans {
+            let held = protected.held.iter().find(|held| held.instance == *key).map(|held| held.reason);
+            assert_eq!(held, Some(HoldReason::Protected), "{key} in\n{}", shown(&protected));
+        }
+    });
+    assert!(spared.get() > 0 || std::env::var("ABIDE_SEED").is_ok(), "no orphan was planned");
 }
 
 /// Waves respect dependencies: what starts finds running what it depends on, and what stops leaves nothing behind

@@ -4,9 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::child::exec_child;
 use super::image::Image;
+use crate::agent::reaper;
 
 /// `struct clone_args` of the kernel.
 #[repr(C)]
@@ -26,31 +28,44 @@ struct CloneArgs {
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Creates a process that begins with `exec_child`, in a control group if possible, and stores its pidfd. `flags`: of
-/// clone. With shared memory, waits until the process has called `execve` or is gone.
-pub fn create(image: &Image, flags: c_int, pidfd: *mut c_int, group: RawFd) -> io::Result<u32> {
-    let mut cloned = clone(image, flags, pidfd, group);
-    if cloned.is_err() && group >= 0 {
-        // A control group that refuses the process does not prevent the launch.
-        cloned = clone(image, flags, pidfd, -1);
-    }
-    match cloned {
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => clone_without_clone3(image, flags, pidfd),
+/// Creates a process that begins with `exec_child`, and stores its pidfd. `flags`: of clone. `pid`: where the kernel writes the
+/// pid before the process runs; null: nowhere. With shared memory, waits until the process has called `execve` or is gone.
+///
+/// An error with a control group: the group may refuse the process. The caller tries without.
+pub fn create(
+    image: &Image,
+    flags: c_int,
+    pidfd: *mut c_int,
+    group: RawFd,
+    pid: *mut c_int,
+) -> io::Result<u32> {
+    match clone(image, flags, pidfd, group, pid) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && group < 0 => {
+            // This call does not write the pid before the process runs: the reaper would take the process for an orphan.
+            let _guard = reaper::spawn_guard();
+            let cloned = clone_without_clone3(image, flags, pidfd)?;
+            if !pid.is_null() {
+                // SAFETY: the caller passes a valid address, which is only accessed atomically.
+                unsafe { AtomicI32::from_ptr(pid) }.store(cloned.cast_signed(), Ordering::Release);
+            }
+            Ok(cloned)
+        }
         cloned => cloned,
     }
 }
 
-pub fn clone(image: &Image, flags: c_int, fd: *mut c_int, group: RawFd) -> io::Result<u32> {
+pub fn clone(image: &Image, flags: c_int, fd: *mut c_int, group: RawFd, pid: *mut c_int) -> io::Result<u32> {
     let (stack, stack_size) = image.stack();
     // A process with the same parent as its creator also ends with the same signal.
     let exit_signal = if flags & libc::CLONE_PARENT == 0 { libc::SIGCHLD as u64 } else { 0 };
-    let flags = (flags | libc::CLONE_PIDFD) as u64;
+    let set_pid = if pid.is_null() { 0 } else { libc::CLONE_PARENT_SETTID };
+    let flags = (flags | libc::CLONE_PIDFD | set_pid) as u64;
     let into = u64::try_from(group).ok();
     let args = CloneArgs {
         flags: flags | into.map_or(0, |_| CLONE_INTO_CGROUP),
         pidfd: fd as u64,
         child_tid: 0,
-        parent_tid: 0,
+        parent_tid: pid as u64,
         exit_signal,
         stack: stack as u64,
         stack_size: stack_size as u64,

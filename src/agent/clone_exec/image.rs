@@ -1,10 +1,12 @@
 //! Launch image: the stack of a new process and all data that it reads, in one mapping.
 //!
-//! The image of a process that the launcher forks is a memory file. The launcher maps it at the same address, so that the
-//! pointers inside it are valid there: both map it in a range of addresses that the kernel gives to no other mapping.
+//! The image of a process that the launcher forks has pointers that are valid in the launcher. Its data travels in the request
+//! itself, to a mapping that the launcher keeps at a fixed address. The data of a large one is a memory file, which agent
+//! and launcher map at the same address. The kernel gives this range of addresses to no other mapping.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,14 +27,36 @@ const SHARED_SLOTS: usize = 256;
 /// The space of one shared image: more than the kernel accepts as arguments and environment.
 const SLOT: usize = 64 << 20;
 
+/// The address of images whose data travels in the request: the slot after those of memory files.
+const INLINE_AT: usize = SHARED_FROM + SHARED_SLOTS * SLOT;
+/// Maximum size of data that travels in the request.
+pub const MAX_INLINE: usize = 32 << 10;
+
 const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// The mapping of one launch.
+/// The image of one launch.
 pub struct Image {
+    /// The lowest address of the stack, also where the image has data only.
     start: *mut u8,
     length: usize,
-    /// The memory of a shared image.
-    file: Option<OwnedFd>,
+    /// The address of `start` in the process that the image is for.
+    target: usize,
+    memory: ImageMemory,
+}
+
+/// The content of a shared image, as it travels to the launcher.
+pub enum ImageContent<'a> {
+    File(BorrowedFd<'a>),
+    Data(&'a [u8]),
+}
+
+/// The memory of an image.
+enum ImageMemory {
+    Mapping,
+    /// A mapping of a memory file.
+    File(OwnedFd),
+    /// The data without the stack.
+    Data(Vec<u64>),
 }
 
 impl Image {
@@ -44,7 +68,7 @@ impl Image {
 
     /// The image of a process that the launcher forks.
     pub fn shared(request: &ExecRequest<'_>) -> io::Result<Image> {
-        Image::build(request, false, Image::map_shared)
+        Image::build(request, false, Image::shared_memory)
     }
 
     fn build(
@@ -78,9 +102,10 @@ impl Image {
             streams: ChildStreams { input, output, code },
             status: -1,
             copied: if shares_table { above_used } else { -1 },
-            ids: request.ids.as_ref().map(|(user, group, groups)| {
-                (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
-            }),
+            ids: request
+                .ids
+                .as_ref()
+                .map(|(user, group, groups)| (*user, *group, image.target(groups_at).cast(), groups.len())),
             restrictions: Restrictions {
                 namespace,
                 ..request.restrictions.with_file_limit(file_limit::original())
@@ -102,8 +127,22 @@ impl Image {
         let start = unsafe { libc::mmap(ptr::null_mut(), length, ACCESS, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
-            false => Ok(Image { start: start.cast(), length, file: None }),
+            false => Ok(Image {
+                start: start.cast(),
+                length,
+                target: start as usize,
+                memory: ImageMemory::Mapping,
+            }),
         }
+    }
+
+    fn shared_memory(length: usize) -> io::Result<Image> {
+        if length > STACK + MAX_INLINE {
+            return Image::map_shared(length);
+        }
+        let mut data = vec![0u64; (length - STACK).div_ceil(size_of::<u64>())];
+        let start = data.as_mut_ptr().cast::<u8>().wrapping_sub(STACK);
+        Ok(Image { start, length, target: INLINE_AT, memory: ImageMemory::Data(data) })
     }
 
     fn map_shared(length: usize) -> io::Result<Image> {
@@ -117,8 +156,11 @@ impl Image {
         // A slot is in use while another thread launches.
         for _ in 0..SHARED_SLOTS {
             let slot = NEXT.fetch_add(1, Ordering::Relaxed) % SHARED_SLOTS;
-            match Image::map_at(SHARED_FROM + slot * SLOT, length, &file, libc::MAP_SHARED) {
-                Ok(start) => return Ok(Image { start, length, file: Some(file) }),
+            match Image::map_at(SHARED_FROM + slot * SLOT, length, Some(&file), libc::MAP_SHARED) {
+                Ok(start) => {
+                    let (target, memory) = (start as usize, ImageMemory::File(file));
+                    return Ok(Image { start, length, target, memory });
+                }
                 Err(error) => failed = Some(error),
             }
         }
@@ -132,15 +174,16 @@ impl Image {
         if !range.contains(&address) || !address.is_multiple_of(SLOT) || !has_context {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let start = Image::map_at(address, length, &file, libc::MAP_PRIVATE)?;
-        Ok(Image { start, length, file: None })
+        let start = Image::map_at(address, length, Some(&file), libc::MAP_PRIVATE)?;
+        Ok(Image { start, length, target: address, memory: ImageMemory::Mapping })
     }
 
-    fn map_at(address: usize, length: usize, file: &OwnedFd, kind: c_int) -> io::Result<*mut u8> {
+    fn map_at(address: usize, length: usize, file: Option<&OwnedFd>, kind: c_int) -> io::Result<*mut u8> {
         let (wanted, kind) = (address as *mut c_void, kind | libc::MAP_FIXED_NOREPLACE);
         // SAFETY: the mapping replaces no other one: kernels without this flag take the address as a hint.
         unsafe {
-            let start = libc::mmap(wanted, length, ACCESS, kind, file.as_raw_fd(), 0);
+            let fd = file.map_or(-1, AsRawFd::as_raw_fd);
+            let start = libc::mmap(wanted, length, ACCESS, kind, fd, 0);
             if start == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
             }
@@ -152,9 +195,23 @@ impl Image {
         }
     }
 
-    /// The memory file, address and length of a shared image.
-    pub fn share(&self) -> Option<(BorrowedFd<'_>, usize, usize)> {
-        Some((self.file.as_ref()?.as_fd(), self.start as usize, self.length))
+    /// The shared image: its address in the launcher, its length, and its memory file or data; `None`: it is private.
+    pub fn share(&self) -> Option<(usize, usize, ImageContent<'_>)> {
+        let shared = match &self.memory {
+            ImageMemory::Mapping => return None,
+            ImageMemory::File(file) => ImageContent::File(file.as_fd()),
+            ImageMemory::Data(data) => {
+                // SAFETY: the vector has at least this length, and bytes have no invalid values.
+                let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), self.length - STACK) };
+                ImageContent::Data(data)
+            }
+        };
+        Some((self.target, self.length, shared))
+    }
+
+    /// The address of an offset in the process that the image is for.
+    fn target(&self, offset: usize) -> *const u8 {
+        (self.target + offset) as *const u8
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
@@ -180,9 +237,40 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
+        if let ImageMemory::Data(_) = self.memory {
+            return;
+        }
         // SAFETY: this value owns the mapping. A forked process has a copy; a vfork child was waited for.
         unsafe {
             libc::munmap(self.start.cast(), self.length);
+        }
+    }
+}
+
+/// The launcher's mapping for images whose data travels in the request.
+pub struct InlineImage(ManuallyDrop<Image>);
+
+impl InlineImage {
+    /// Maps the fixed address.
+    pub fn map() -> io::Result<InlineImage> {
+        let (length, kind) = (STACK + MAX_INLINE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let start = Image::map_at(INLINE_AT, length, None, kind)?;
+        let image = Image { start, length, target: INLINE_AT, memory: ImageMemory::Mapping };
+        Ok(InlineImage(ManuallyDrop::new(image)))
+    }
+
+    /// The place of the data.
+    pub fn data(&mut self) -> &mut [u8] {
+        // SAFETY: the range is inside the mapping, which is never unmapped; bytes have no invalid values.
+        unsafe { std::slice::from_raw_parts_mut(self.0.at(STACK), MAX_INLINE) }
+    }
+
+    /// The image of received data. An error: it is not the data of one.
+    pub fn image(&self, address: usize, length: usize, received: usize) -> io::Result<&Image> {
+        let is_complete = length >= STACK + size_of::<ChildContext>() && received == length - STACK;
+        match address == INLINE_AT && is_complete {
+            true => Ok(&self.0),
+            false => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 }
@@ -197,21 +285,22 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// The list ends with a null pointer.
     fn list(&mut self, texts: &[CString]) -> *const *const c_char {
-        let list = self.image.at(self.pointers_at).cast::<*const c_char>();
+        let at = self.pointers_at;
+        let list = self.image.at(at).cast::<*const c_char>();
         let pointers: Vec<*const c_char> =
             texts.iter().map(|text| self.text(text)).chain([ptr::null()]).collect();
         // SAFETY: the range is inside the mapping and aligned.
         unsafe { ptr::copy_nonoverlapping(pointers.as_ptr(), list, pointers.len()) };
         self.pointers_at += size_of_val(pointers.as_slice());
-        list.cast_const()
+        self.image.target(at).cast()
     }
 
     fn text(&mut self, text: &CStr) -> *const c_char {
         let bytes = text.to_bytes_with_nul();
-        let at = self.image.at(self.texts_at);
-        // SAFETY: the range is inside the mapping.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        let at = self.texts_at;
+        // SAFETY: the range is inside the image.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.image.at(at), bytes.len()) };
         self.texts_at += bytes.len();
-        at.cast_const().cast()
+        self.image.target(at).cast()
     }
 }

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::image::Image;
+use super::image::{Image, ImageContent};
 use super::{ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed};
 use crate::agent::reaper;
 
@@ -56,34 +56,39 @@ pub struct ForkRequest<'a> {
     pub namespace: Option<BorrowedFd<'a>>,
 }
 
-/// The message of a request. The descriptors travel with it, in the order of [`ForkRequest`].
+/// The message of a request. The data of a small image follows it. The descriptors travel with it: the three that every
+/// process has, then those that the message announces, in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForkMessage {
     pub address: u64,
     pub length: u64,
+    /// The image is a memory file.
+    pub has_file: bool,
     pub has_code: bool,
     pub has_group: bool,
     pub has_namespace: bool,
 }
 
 impl ForkMessage {
-    pub const BYTES: usize = 19;
+    pub const BYTES: usize = 20;
 
     fn encode(self) -> [u8; ForkMessage::BYTES] {
         let mut bytes = [0; ForkMessage::BYTES];
         bytes[..8].copy_from_slice(&self.address.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.length.to_ne_bytes());
-        bytes[16..].copy_from_slice(&[self.has_code, self.has_group, self.has_namespace].map(u8::from));
+        let announced = [self.has_file, self.has_code, self.has_group, self.has_namespace];
+        bytes[16..].copy_from_slice(&announced.map(u8::from));
         bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Option<ForkMessage> {
         let (address, rest) = bytes.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;
-        let [has_code, has_group, has_namespace] = *rest else { return None };
+        let [has_file, has_code, has_group, has_namespace] = *rest else { return None };
         Some(ForkMessage {
             address: u64::from_ne_bytes(*address),
             length: u64::from_ne_bytes(*length),
+            has_file: has_file == 1,
             has_code: has_code == 1,
             has_group: has_group == 1,
             has_namespace: has_namespace == 1,
@@ -174,24 +179,31 @@ impl Launcher {
 
     fn fork(&self, request: &ForkRequest<'_>) -> Result<SpawnedProcess, LauncherError> {
         let invalid = || LauncherError::Request(io::ErrorKind::InvalidInput.into());
-        let (image, address, length) = request.image.share().ok_or_else(invalid)?;
+        let (address, length, content) = request.image.share().ok_or_else(invalid)?;
+        let (file, data) = match content {
+            ImageContent::File(file) => (Some(file), &[][..]),
+            ImageContent::Data(data) => (None, data),
+        };
         let Streams { input, output, code } = request.streams;
         let message = ForkMessage {
             address: address as u64,
             length: length as u64,
+            has_file: file.is_some(),
             has_code: code.is_some(),
             has_group: request.group.is_some(),
             has_namespace: request.namespace.is_some(),
         };
-        let mut descriptors = vec![image, input, output, request.status];
+        let mut descriptors = vec![input, output, request.status];
+        descriptors.extend(file);
         descriptors.extend(code);
         descriptors.extend(request.group);
         descriptors.extend(request.namespace);
         // Until the process is claimed, the reaper would take it for an orphan.
         let _guard = reaper::spawn_guard();
-        send(&self.socket, &message.encode(), &descriptors).map_err(LauncherError::Lost)?;
+        send(&self.socket, [&message.encode(), data], &descriptors).map_err(LauncherError::Lost)?;
         let mut bytes = [0; ForkReply::BYTES];
-        let (length, mut descriptors) = receive(&self.socket, &mut bytes).map_err(LauncherError::Lost)?;
+        let (length, mut descriptors) =
+            receive(&self.socket, [&mut bytes, &mut []]).map_err(LauncherError::Lost)?;
         let lost = || LauncherError::Lost(io::ErrorKind::UnexpectedEof.into());
         match ForkReply::decode(&bytes[..length]).ok_or_else(lost)? {
             ForkReply(Ok(pid)) => Ok(SpawnedProcess::claim(pid, descriptors.pop().ok_or_else(lost)?)),
@@ -210,27 +222,27 @@ impl Launcher {
     }
 }
 
-/// Sends one message with descriptors.
-pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends one message of two parts, with descriptors.
+pub fn send(socket: &OwnedFd, parts: [&[u8]; 2], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     loop {
-        match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(socket, &parts.map(IoSlice::new), &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
             sent => return Ok(sent.map(drop)?),
         }
     }
 }
 
-/// Receives one message with its descriptors. The end of the socket is a message without bytes.
-pub fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+/// Receives one message of two parts, with its descriptors. The end of the socket is a message without bytes.
+pub fn receive(socket: &OwnedFd, [first, second]: [&mut [u8]; 2]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        let mut parts = [IoSliceMut::new(bytes)];
+        let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
         match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
             received => break received?,
@@ -315,6 +327,12 @@ mod tests {
             launcher.as_ref().map(|one| one.process.pid).expect("a launcher")
         };
         assert_eq!(exit_code(&spawn(c"/").expect("a process")), Some(7));
+        // An image that is too large for the request itself travels as a memory file.
+        let mut large = request(&null, c"/");
+        large.env.extend(CString::new(format!("LARGE={}", "x".repeat(100_000))));
+        large.args[2] = c"exit $((${#LARGE} / 10000))".to_owned();
+        assert_eq!(exit_code(&large.spawn(&VforkGuard::default()).expect("a process")), Some(10));
+        assert_eq!(exit_code(&spawn(c"/").expect("a process")), Some(7));
         let failed = spawn(c"/no/such/folder").err().expect("no such folder");
         assert_eq!((failed.0, failed.1.raw_os_error()), (ExecStage::Folder, Some(libc::ENOENT)));
         let first = launcher();
@@ -342,7 +360,8 @@ mod tests {
         let message = ForkMessage {
             address: 64 << 30,
             length: 70_000,
-            has_code: true,
+            has_file: true,
+            has_code: false,
             has_group: false,
             has_namespace: true,
         };

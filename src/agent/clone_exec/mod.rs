@@ -160,9 +160,9 @@ impl ExecRequest<'_> {
 
     fn make(&self, image: &Image, flags: c_int, pidfd: *mut c_int) -> io::Result<SpawnedProcess> {
         // Until the process is claimed, the reaper would take it for an orphan.
-        let _guard = reaper::spawn_guard();
+        let starting = reaper::StartingProcess::begin();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let pid = clone3::create(image, flags, pidfd, group)?;
+        let pid = clone3::create(image, flags, pidfd, group, starting.pid_at())?;
         // SAFETY: the kernel wrote this descriptor, and no other code owns it.
         Ok(SpawnedProcess::claim(pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
     }
@@ -276,8 +276,10 @@ mod tests {
             pid_file: None,
         };
         type Mode = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
-        let modes: [Mode; 2] =
-            [|image, flags, fd| clone3::clone(image, flags, fd, -1), clone3::clone_without_clone3];
+        let modes: [Mode; 2] = [
+            |image, flags, fd| clone3::clone(image, flags, fd, -1, std::ptr::null_mut()),
+            clone3::clone_without_clone3,
+        ];
         let shared = libc::CLONE_VM | libc::CLONE_VFORK;
         let sharings = [shared, shared | libc::CLONE_FILES, 0];
         for (mode, sharing) in modes.into_iter().flat_map(|mode| sharings.map(|sharing| (mode, sharing))) {

@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 
 use super::ExecStage;
+use crate::agent::launch_mark::{self, LaunchMark};
 
 /// Restrictions of a new process. The default restricts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Restrictions {
     pub bounding: Option<u64>,
     pub umask: u32,
     pub no_new_privs: bool,
+    /// The launch mark. It restricts nothing.
+    pub mark: Option<LaunchMark>,
 }
 
 /// The umask of a process whose spec sets none.
@@ -36,6 +39,7 @@ impl Default for Restrictions {
             bounding: None,
             umask: DEFAULT_UMASK,
             no_new_privs: false,
+            mark: None,
         }
     }
 }
@@ -48,6 +52,12 @@ impl Restrictions {
     pub fn with_file_limit(mut self, limit: Option<(u64, u64)>) -> Restrictions {
         let set = &mut self.limits[libc::RLIMIT_NOFILE as usize];
         *set = set.or(limit);
+        self
+    }
+
+    /// The same with this mark, unless a limit of the spec takes its place.
+    pub fn with_mark(mut self, mark: Option<LaunchMark>) -> Restrictions {
+        self.mark = mark.filter(|_| self.limits[launch_mark::RESOURCE].is_none());
         self
     }
 
@@ -76,6 +86,11 @@ impl Restrictions {
                 let none = std::ptr::null_mut::<u64>();
                 let set = libc::syscall(libc::SYS_prlimit64, 0, resource, limit.as_ptr(), none);
                 done(set as c_int, ExecStage::Ulimit(resource as u8))?;
+            }
+            if let Some(mark) = self.mark {
+                // Without the right to set it, the launch has no mark: nothing depends on it but the end of its tree.
+                let (limit, none) = ([mark.limit(); 2], std::ptr::null_mut::<u64>());
+                libc::syscall(libc::SYS_prlimit64, 0, launch_mark::RESOURCE, limit.as_ptr(), none);
             }
             if let Some(nice) = self.nice {
                 let set = libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, nice);

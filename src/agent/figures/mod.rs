@@ -16,6 +16,7 @@ use self::ring::FigureRing;
 use self::tree_usage::{HostProcesses, MeasuredTree, TreeUsage};
 use super::Supervisor;
 use super::meter::{memory, processors};
+use super::proc_scan;
 use crate::agent_protocol::{FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
 use crate::clock;
 use crate::model::InstanceKey;
@@ -30,7 +31,11 @@ const MIN_PER_PASS: usize = 20;
 
 /// The instances of an agent.
 #[derive(Default)]
-pub struct FigureTable(Mutex<Vec<Weak<FigureSlot>>>);
+pub struct FigureTable {
+    slots: Mutex<Vec<Weak<FigureSlot>>>,
+    /// Locked by the pass that samples them.
+    pass: Mutex<()>,
+}
 
 /// The figures of one instance.
 pub struct FigureSlot(Mutex<SlotState>);
@@ -67,21 +72,30 @@ impl FigureSlot {
     }
 
     /// Measures the tree now, since the last sample. Adds nothing to the ring.
-    pub fn measure(&self) -> Option<TreeFigures> {
+    pub async fn measure(&self) -> Option<TreeFigures> {
         let (tree, last) = {
             let state = locked(&self.0);
             (state.tree.clone()?, state.last)
         };
-        let usage = tree.usage(None)?;
+        let usage = tree.current_usage().await.ok()??;
         Some(figures(&tree, &usage, last, Instant::now()))
     }
 
     fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) {
+        let tree = {
+            let mut state = locked(&self.0);
+            state.due = now + interval;
+            state.tree.clone()
+        };
+        // Unlocked: the task of the instance must not wait for the measurement.
+        let Some((tree, usage)) = tree.and_then(|tree| tree.usage(table).map(|usage| (tree, usage))) else {
+            return;
+        };
         let mut state = locked(&self.0);
-        state.due = now + interval;
-        let Some(tree) = &state.tree else { return };
-        let Some(usage) = tree.usage(table) else { return };
-        let sampled = figures(tree, &usage, state.last, now);
+        if state.tree.as_ref() != Some(&tree) {
+            return;
+        }
+        let sampled = figures(&tree, &usage, state.last, now);
         (state.last, state.now) = (Some((now, usage.cpu_ticks)), Some(sampled));
         state.ring.add(clock::now().0, sampled);
     }
@@ -145,12 +159,12 @@ impl FigureTable {
             sent: None,
             ring: FigureRing::default(),
         })));
-        locked(&self.0).push(Arc::downgrade(&slot));
+        locked(&self.slots).push(Arc::downgrade(&slot));
         slot
     }
 
     fn slots(&self) -> Vec<Arc<FigureSlot>> {
-        let mut slots = locked(&self.0);
+        let mut slots = locked(&self.slots);
         slots.retain(|slot| slot.strong_count() > 0);
         slots.iter().filter_map(Weak::upgrade).collect()
     }
@@ -168,15 +182,20 @@ impl FigureTable {
     }
 
     /// The answer to a query: fresh figures and the last hour.
-    pub fn answer(&self, id: String, key: &InstanceKey) -> FiguresAnswer {
+    pub async fn answer(&self, id: String, key: &InstanceKey) -> FiguresAnswer {
         let slot = self.slots().into_iter().find(|slot| locked(&slot.0).key == *key);
         let points = slot.as_ref().map(|slot| locked(&slot.0).ring.points()).unwrap_or_default();
-        FiguresAnswer { id, now: slot.and_then(|slot| slot.measure()), points }
+        let now = match slot {
+            Some(slot) => slot.measure().await,
+            None => None,
+        };
+        FiguresAnswer { id, now, points }
     }
 
     /// Samples the slots that are due: a bounded number with control groups, and all others at once, since they share a
-    /// table of all processes.
+    /// table of all processes. Nothing, if another pass is sampling.
     fn pass(&self, now: Instant, interval: Duration) {
+        let Ok(_pass) = self.pass.try_lock() else { return };
         let slots = self.slots();
         let is_due = |state: &SlotState| state.tree.is_some() && state.due <= now;
         let (mut grouped, mut others) = (Vec::new(), Vec::new());
@@ -229,6 +248,7 @@ pub async fn run(table: Weak<FigureTable>, interval: Duration) {
     loop {
         ticks.tick().await;
         let Some(table) = table.upgrade() else { return };
-        table.pass(Instant::now(), interval);
+        // A pass that exceeds the time limit goes on. The next tick skips its work until then.
+        let _ = proc_scan::run(move || table.pass(Instant::now(), interval)).await;
     }
 }

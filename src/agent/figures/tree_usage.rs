@@ -6,7 +6,9 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::agent::cgroup::Cgroup;
-use crate::agent::process::{ProcessHandle, ProcessIdentity, ticks_since_boot};
+use crate::agent::proc_scan::{self, ScanError, SharedScan};
+use crate::agent::process::{ProcessHandle, ticks_since_boot};
+use crate::agent::reaper;
 use crate::agent::state::ProcessRun;
 use crate::proc::ProcStat;
 
@@ -60,6 +62,17 @@ impl MeasuredTree {
     /// Age of the main process in seconds.
     pub fn age_secs(&self) -> f64 {
         ticks_since_boot().saturating_sub(self.started) as f64 / ticks_per_second()
+    }
+
+    /// Measures the tree on a worker thread. `None`: the main process is gone.
+    pub async fn current_usage(&self) -> Result<Option<TreeUsage>, ScanError> {
+        static TABLE: SharedScan<HostProcesses> = SharedScan::new(HostProcesses::read);
+        let table = match self.has_group() {
+            true => None,
+            false => Some(TABLE.current().await?),
+        };
+        let tree = self.clone();
+        proc_scan::run(move || tree.usage(table.as_deref())).await
     }
 
     /// Measures the tree. `None`: the main process is gone. `table`: a recent one, for a tree without a group.
@@ -122,8 +135,7 @@ pub struct HostProcesses {
 impl HostProcesses {
     pub fn read() -> HostProcesses {
         let mut table = HostProcesses::default();
-        let Ok(folder) = std::fs::read_dir("/proc") else { return table };
-        for pid in folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        for pid in crate::proc::pids() {
             if let Some(stat) = ProcStat::of(pid) {
                 table.children.entry(stat.parent).or_default().push(pid);
                 table.sessions.entry(stat.session).or_default().push(pid);
@@ -138,7 +150,7 @@ impl HostProcesses {
         let mut open: Vec<u32> = of_session.copied().chain([tree.pid]).collect();
         let mut members = HashSet::new();
         while let Some(pid) = open.pop() {
-            let is_foreign = pid != tree.pid && ProcessIdentity::of(pid).is_some_and(|one| one.is_claimed());
+            let is_foreign = pid != tree.pid && reaper::is_pid_claimed(pid);
             if !is_foreign && members.insert(pid) {
                 open.extend(self.children.get(&pid).into_iter().flatten());
             }

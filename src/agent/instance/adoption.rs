@@ -1,7 +1,7 @@
-//! Adoption: daemons that this agent did not launch, or whose launch is not in its store.
+//! Adoption: processes that this agent did not launch, or whose launch is not in its store.
 //!
 //! Only an explicit operation 3 adopts a foreign process, and only with proof ([`ownership`]). Every other operation
-//! reports a foreign process and does not act on it.
+//! reports a foreign process and does not act on it. The pid file names a foreign process in both start modes.
 
 use tracing::{debug, info};
 
@@ -19,10 +19,10 @@ use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Spec, StartMode};
 
 impl InstanceTask {
-    /// Starts supervision. A running daemon that this agent did not launch is adopted, with proof: this operation names
+    /// Starts supervision. A running process that this agent did not launch is adopted, with proof: this operation names
     /// it explicitly.
     pub(super) async fn supervise(&mut self, owned: OwnedSpec) -> OpReply {
-        if is_daemon(&owned.spec) && !self.is_running() {
+        if is_resident(&owned.spec) && !self.is_running() {
             let adopted = match self.shared.rights_of(&owned.spec) {
                 Ok(rights) => ownership::adopt(&owned.spec, &rights).await.map_err(AgentError::from),
                 Err(error) => Err(error.into()),
@@ -32,7 +32,8 @@ impl InstanceTask {
                 Ok(None) => {}
                 Ok(Some(handle)) => {
                     info!(instance = %self.key, pid = handle.identity.pid, "process adopted");
-                    self.state.run = Some(ProcessRun::adopted(&handle, &owned));
+                    self.state.run =
+                        Some(ProcessRun { adopted: Some(true), ..ProcessRun::of_handle(&handle, &owned) });
                     (self.state.since, self.state.started, self.state.exit) =
                         (clock::now().0, clock::now().0, None);
                     self.state.message.clear();
@@ -72,6 +73,7 @@ impl InstanceTask {
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
         self.state.run = Some(ProcessRun {
             identity: handle.identity.clone(),
+            uid: self.uid_of(&live.spec),
             live,
             by: None,
             incarnation,
@@ -79,6 +81,7 @@ impl InstanceTask {
             output: None,
             log: None,
             traces: LaunchTraces::default(),
+            adopted: None,
         });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         self.state.message.clear();
@@ -89,12 +92,22 @@ impl InstanceTask {
         }
     }
 
-    /// The pid of a foreign daemon that runs under this identity. An error: it is unknown whether one runs.
+    /// The pid of a foreign process that runs under this identity. An error: it is unknown whether one runs.
     pub(super) async fn foreign_pid(&self, owned: &OwnedSpec) -> Result<Option<u32>, AgentError> {
-        if self.is_running() || !is_daemon(&owned.spec) {
+        if self.is_running() || !is_resident(&owned.spec) {
             return Ok(None);
         }
         Ok(ownership::foreign_pid(&owned.spec, &self.shared.rights_of(&owned.spec)?).await?)
+    }
+
+    /// The pid of a foreign process that was started in place of an ended foreground process. A daemon's start_cmd detects
+    /// such a process itself. A pid file that names the ended process is stale, even if its pid was reused.
+    pub(super) async fn foreign_successor(&self, owned: &OwnedSpec) -> Option<u32> {
+        if is_daemon(&owned.spec) {
+            return None;
+        }
+        let ended = self.pid_file.old.as_ref().map(|(_, pid)| *pid);
+        self.foreign_pid(owned).await.ok().flatten().filter(|pid| Some(*pid) != ended)
     }
 
     /// The reply for a process that does not run under this agent. The agent does not stop a process that it did not start.
@@ -116,7 +129,12 @@ impl InstanceTask {
         let orphan = ownership::find_orphan(&self.key, &owned.spec, &rights).await?;
         if let Some((handle, incarnation)) = orphan {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-            self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, owned) });
+            self.state.run = Some(ProcessRun {
+                incarnation,
+                group,
+                uid: Some(rights.account().uid()),
+                ..ProcessRun::of_handle(&handle, owned)
+            });
             (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
             self.state.message.clear();
             self.handle = Some(handle);
@@ -125,10 +143,14 @@ impl InstanceTask {
     }
 }
 
+/// Whether a process with this spec keeps running, so that its pid file names it.
+fn is_resident(spec: &Spec) -> bool {
+    spec.monitor.auto_type == AutoType::Resident
+}
+
 /// Whether a start leaves a daemon behind that is found by its pid file.
 fn is_daemon(spec: &Spec) -> bool {
-    let resident = spec.monitor.auto_type == AutoType::Resident;
-    resident && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
+    is_resident(spec) && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
 }
 
 /// The reason why the agent does not act on a running foreign process.

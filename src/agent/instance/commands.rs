@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::environment::environment;
+use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{self, ExitRecord, ExitRecordError, kill_group};
 use crate::agent::output::Output;
@@ -19,6 +19,15 @@ use crate::store::{Store, Txn};
 
 /// Launch id and control group for the processes that a command starts.
 pub type CommandLaunch<'a> = Option<(&'a str, Option<Cgroup>)>;
+
+/// Whether a command whose recording shell was killed before it wrote the exit code runs again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterKill {
+    /// Each launch needs the command: it runs again when no process of it is left.
+    RunAgain,
+    /// The command may have finished: it is not repeated, and its outcome is unknown.
+    OutcomeUnknown,
+}
 
 impl InstanceTask {
     /// Writes the pending operation to the store before its first command runs.
@@ -54,7 +63,7 @@ impl InstanceTask {
         }
         let mut group = None;
         if let Some((launch_id, of_launch)) = launch {
-            variables.push(("ABIDE_INCARNATION", launch_id.to_owned()));
+            variables.push((LAUNCH_ID_VARIABLE, launch_id.to_owned()));
             group = of_launch;
         }
         let env = environment(spec, &rights, &variables).await?;
@@ -67,7 +76,10 @@ impl InstanceTask {
         let _permit = shared.commands.acquire(rights.account().uid()).await;
         let program = SpecCommand { command, folder, rights: &rights, env, time, sandbox };
         match record {
-            Some(record) => self.run_recorded(&record, program, group).await.map(|(ended, _)| ended),
+            Some(record) => {
+                let after_kill = AfterKill::OutcomeUnknown;
+                self.run_recorded(&record, program, group, after_kill).await.map(|(ended, _)| ended)
+            }
             None => Ok(run(program, None, group).await.map(|(ended, _)| ended)?),
         }
     }
@@ -78,6 +90,7 @@ impl InstanceTask {
         id: &str,
         mut program: SpecCommand<'_>,
         group: Option<Cgroup>,
+        after_kill: AfterKill,
     ) -> Result<(CommandExit, Option<Output>), AgentError> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
@@ -93,7 +106,7 @@ impl InstanceTask {
         };
         match exit_record::wait_for_record(records, id).await? {
             ExitRecord::Ended(code) => return Ok((ended(code), None)),
-            ExitRecord::Begun(_) => {
+            ExitRecord::Begun(pid) => {
                 if let Some(shell) = records.shell(id) {
                     if tokio::time::timeout(program.time, shell.wait_exit()).await.is_err() {
                         kill_group(&shell);
@@ -106,9 +119,13 @@ impl InstanceTask {
                     }
                     return Ok((ended(records.code(id).unwrap_or(-1)), None));
                 }
-                // The command may have ended since the first read. Without a code it was killed, and runs again.
+                // The command may have ended since the first read. Without a code its shell was killed.
                 if let Some(code) = records.code(id) {
                     return Ok((ended(code), None));
+                }
+                let are_gone = exit_record::wait_for_orphans(id, pid, program.time).await;
+                if after_kill == AfterKill::OutcomeUnknown || !are_gone {
+                    return Err(ExitRecordError::OutcomeUnknown.into());
                 }
             }
             ExitRecord::Missing | ExitRecord::Empty => {}

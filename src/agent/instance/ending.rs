@@ -132,7 +132,12 @@ impl InstanceTask {
         if let Some(tree) = tree {
             // A killed process had its time already.
             let grace = if killed.is_empty() && signal != Signal::KILL { wait } else { Duration::ZERO };
-            killed.extend(tree.end(grace.saturating_sub(begun.elapsed())).await);
+            // The descendants of a process that this agent did not launch are not its children.
+            let is_own_launch = self.launches.last.is_some() && self.own_launch().is_some();
+            killed.extend(match is_own_launch && self.is_tree_gone(|| Some(tree.clone())).await {
+                true => KilledProcesses::default(),
+                false => tree.end(grace.saturating_sub(begun.elapsed())).await,
+            });
             self.record_survivors(&tree, &killed);
         }
         self.handle = Some(handle);
@@ -186,33 +191,39 @@ impl InstanceTask {
     /// The tree of the process.
     pub(super) fn tree(&self, held: Option<&ProcessHandle>) -> Option<ProcessTree> {
         let run = self.state.run.as_ref()?;
-        Some(ProcessTree::of(run, held, self.uid_of(&run.live.spec)))
+        Some(ProcessTree::of(run, held, run.uid.or_else(|| self.uid_of(&run.live.spec))))
     }
 
-    fn uid_of(&self, spec: &Spec) -> Option<u32> {
+    /// The user id of a spec's account, as it is resolved now.
+    pub(super) fn uid_of(&self, spec: &Spec) -> Option<u32> {
         self.shared.rights_of(spec).ok().map(|rights| rights.account().uid())
     }
 
     /// Whether nothing of the tree is left after the end of its main process. Cheap if no process of this agent's launches
     /// is an orphan.
-    pub(super) fn is_tree_gone(&self) -> bool {
+    pub(super) async fn has_ended_with_tree(&self) -> bool {
+        self.is_tree_gone(|| self.tree(self.handle.as_ref())).await
+    }
+
+    async fn is_tree_gone(&self, tree: impl FnOnce() -> Option<ProcessTree>) -> bool {
         let Some(run) = &self.state.run else { return true };
         if run.group().is_some_and(|group| !group.remove_if_empty()) {
             return false;
         }
         // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
         match self.launches.last.is_some() {
-            true => {
-                reaper::orphans().is_empty()
-                    || !self.tree(self.handle.as_ref()).is_some_and(|tree| tree.may_have_orphans())
-            }
+            true if reaper::orphans().is_empty() => true,
+            true => match tree() {
+                Some(tree) => !tree.may_have_orphans().await,
+                None => true,
+            },
             false => run.incarnation.is_empty() && run.traces.observed.is_empty(),
         }
     }
 
     /// Kills what is left of the tree after the end of its main process.
     pub(super) async fn end_tree(&mut self) -> KilledProcesses {
-        if self.is_tree_gone() {
+        if self.has_ended_with_tree().await {
             return KilledProcesses::default();
         }
         let Some(tree) = self.tree(self.handle.as_ref()) else { return KilledProcesses::default() };
@@ -249,7 +260,7 @@ impl InstanceTask {
     /// Ends the processes of a launch that failed, before the failure is reported.
     pub(super) async fn end_failed_launch(
         &mut self,
-        spec: &Spec,
+        uid: Option<u32>,
         (launch_id, group): (String, Option<String>),
         traces: LaunchTraces,
         (code, message): OpReply,
@@ -258,8 +269,7 @@ impl InstanceTask {
             boot: boot_id().to_owned(),
             launch_id,
             group,
-            uid: self.uid_of(spec),
-            program: spec.identity.proc_name.clone(),
+            uid,
             traces,
         });
         let killed = tree.end(Duration::ZERO).await;
@@ -368,6 +378,7 @@ async fn kill_all(
 /// Kills the members of a tree. The main process is stopped first, so that it does not replace them.
 async fn kill_tree(handle: &ProcessHandle, tree: Option<&ProcessTree>) -> KilledProcesses {
     let _ = handle.signal(Signal::STOP);
+    failpoint::point("main-stopped");
     match tree {
         Some(tree) => tree.kill().await,
         None => KilledProcesses::default(),

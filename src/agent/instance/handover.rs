@@ -17,7 +17,7 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::error::AgentError;
-use crate::agent::exit_record::command_id;
+use crate::agent::exit_record::{ExitRecordError, command_id};
 use crate::agent::ownership::{self, LaunchEvidence, OwnershipError, OwnershipProof};
 use crate::agent::process::ProcessHandle;
 use crate::agent::spawn::CommandExit;
@@ -35,6 +35,9 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(2);
 
 /// Time without any process of the launch after which it counts as ended.
 const EXEC_SETTLE: Duration = Duration::from_millis(100);
+
+/// Searches in a row without any process of the launch after which it counts as ended.
+const MAX_MISSES: u32 = 4;
 
 /// Time in which a process ends that does not handle the signal of a reload.
 const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
@@ -129,9 +132,9 @@ impl InstanceTask {
         if !context.is_new || is_used {
             return reply;
         }
-        let traces = LaunchTraces { since: context.since, ..LaunchTraces::default() };
         let group = context.group.as_ref().map(Cgroup::path);
-        self.end_failed_launch(&owned.spec, (context.launch_id, group), traces, reply).await
+        let uid = Some(rights.account().uid());
+        self.end_failed_launch(uid, (context.launch_id, group), LaunchTraces::default(), reply).await
     }
 
     async fn replace_with_command(
@@ -143,6 +146,16 @@ impl InstanceTask {
         context: &CommandContext,
     ) -> OpReply {
         match self.run_replacing_command(owned, command, record, context).await {
+            // A new process shows that the command did its work.
+            Err(AgentError::Record(why @ ExitRecordError::OutcomeUnknown)) => {
+                return match wait_for_successor(&owned.spec, rights, context).await {
+                    Ok((handle, proof)) => {
+                        self.take_over(handle, owned.clone(), false, proof, context);
+                        done()
+                    }
+                    Err(_) => failed(AgentError::from(why)),
+                };
+            }
             Err(why) => return failed(why),
             Ok(CommandExit::Success) => {}
             Ok(CommandExit::Failure(code, output)) => {
@@ -154,7 +167,7 @@ impl InstanceTask {
         }
         match wait_for_successor(&owned.spec, rights, context).await {
             Ok((handle, proof)) => {
-                self.take_over(handle, owned.clone(), proof, context);
+                self.take_over(handle, owned.clone(), false, proof, context);
                 done()
             }
             Err(why) => (RowCode::CHECK_FAILED, format!("no new process started after restart_cmd: {why}")),
@@ -251,7 +264,9 @@ impl InstanceTask {
                 let (old, new) = (before.0, handle.identity.pid);
                 info!(instance = %self.key, old, new, "{by} replaced the process");
                 reply.1 = format!("success; the pid changed from {old} to {new}: {by} replaced the process");
-                self.take_over(handle, live, proof, context);
+                // A reload puts only some fields of the spec into effect.
+                let is_spec_unknown = self.state.run.as_ref().is_some_and(ProcessRun::is_spec_unknown);
+                self.take_over(handle, live, is_spec_unknown, proof, context);
                 failpoint::point("handed-over");
             }
             Err(why) if has_ended => {
@@ -274,6 +289,7 @@ impl InstanceTask {
         &mut self,
         handle: ProcessHandle,
         live: OwnedSpec,
+        is_spec_unknown: bool,
         proof: OwnershipProof,
         context: &CommandContext,
     ) {
@@ -283,22 +299,18 @@ impl InstanceTask {
                 (context.launch_id.clone(), context.group.as_ref().map(Cgroup::path))
             }
         };
-        self.set_main(handle, &live, incarnation, group);
+        let adopted = Some(is_spec_unknown);
+        let run = ProcessRun { incarnation, group, adopted, ..ProcessRun::of_handle(&handle, &live) };
+        self.set_main(handle, run);
     }
 
-    fn set_main(
-        &mut self,
-        handle: ProcessHandle,
-        live: &OwnedSpec,
-        incarnation: String,
-        group: Option<String>,
-    ) {
+    fn set_main(&mut self, handle: ProcessHandle, run: ProcessRun) {
         // The processes of the tree stay members of it.
-        let before = self.state.run.as_ref().filter(|run| run.incarnation == incarnation);
-        let mut traces = before.map(|run| run.traces.clone()).unwrap_or_default();
-        traces.add_session(handle.session, handle.identity.pid);
-        self.state.run =
-            Some(ProcessRun { incarnation, group, traces, ..ProcessRun::adopted(&handle, live) });
+        let before = self.state.run.as_ref().filter(|before| before.incarnation == run.incarnation);
+        let mut traces = before.map(|before| before.traces.clone()).unwrap_or_default();
+        let uid = before.and_then(|before| before.uid).or_else(|| self.uid_of(&run.live.spec));
+        traces.add_session(&handle, &run.incarnation, run.group.as_deref().map(Cgroup::at).as_ref());
+        self.state.run = Some(ProcessRun { uid, traces, ..run });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         // The message is about the replaced process.
         self.state.message.clear();
@@ -316,14 +328,17 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        let members = tree.members();
-        if members.is_empty() {
+        let Ok(members) = tree.members().await else { return false };
+        if members.known.is_empty() {
             return false;
         }
-        let Ok(handle) = ownership::claim_member(spec, &rights, &members).await else { return false };
+        let Ok(handle) = ownership::claim_member(spec, &rights, &members.known).await else { return false };
         let (old, new) = (run.identity.pid, handle.identity.pid);
         info!(instance = %self.key, old, new, "process ended, and a process of its tree took over");
-        self.set_main(handle, &run.live, run.incarnation, run.group);
+        let adopted = Some(run.is_spec_unknown());
+        let successor = ProcessRun::of_handle(&handle, &run.live);
+        let ProcessRun { incarnation, group, .. } = run;
+        self.set_main(handle, ProcessRun { incarnation, group, adopted, ..successor });
         self.write(None).await;
         self.report();
         true
@@ -384,12 +399,19 @@ pub(super) struct StartWait {
     check: Duration,
     /// Time of the last evidence that the launch may still start, after the check.
     last_seen: Option<Instant>,
+    /// Searches in a row without evidence.
+    misses: u32,
 }
 
 impl StartWait {
     pub(super) fn begin(spec: &Spec) -> StartWait {
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        StartWait { begun: Instant::now(), check: Duration::from_secs(secs.into()), last_seen: None }
+        StartWait {
+            begun: Instant::now(),
+            check: Duration::from_secs(secs.into()),
+            last_seen: None,
+            misses: 0,
+        }
     }
 
     /// Whether to wait on.
@@ -404,10 +426,13 @@ impl StartWait {
             return true;
         }
         let last_seen = *self.last_seen.get_or_insert_with(Instant::now);
-        if ownership::may_still_start(spec, rights, evidence).await {
-            self.last_seen = Some(Instant::now());
+        match ownership::may_still_start(spec, rights, evidence).await {
+            true => (self.last_seen, self.misses) = (Some(Instant::now()), 0),
+            false => self.misses = self.misses.saturating_add(1),
         }
-        // A process has no arguments and no environment for a moment while it calls `execve`.
-        waited < self.check + START_GRACE && last_seen.elapsed() < EXEC_SETTLE
+        // A process has no arguments and no environment for a moment while it calls `execve`. A search misses a process that
+        // is forked meanwhile by one that exits; on a busy host, a search takes longer than that.
+        let may_be_missed = last_seen.elapsed() < EXEC_SETTLE || self.misses < MAX_MISSES;
+        waited < self.check + START_GRACE && may_be_missed
     }
 }

@@ -9,16 +9,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
-
+use super::commands::AfterKill;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::environment::environment;
-use crate::agent::error::AgentError;
+use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment};
+use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, command_id, hook_id, start_id};
-use crate::agent::process::{launched_processes, uids};
 use crate::agent::sandbox::LaunchSandbox;
 use crate::agent::spawn::{CommandExit, SpecCommand};
+use crate::agent::tree::ProcessTree;
 use crate::agent::user_files::Rights;
 use crate::failpoint;
 use crate::model::{Hook, Spec};
@@ -55,10 +54,7 @@ impl InstanceTask {
             self.shared.exits.remove(&record);
             ended = self.run_hook(spec, hook, rights, &record, sandbox, group.clone()).await;
         }
-        match group {
-            Some(group) => group.clear(),
-            None => kill_leftovers(&record, rights.account().uid()),
-        }
+        ProcessTree::of_command(&record, group, rights.account().uid()).end_leftovers().await;
         failpoint::point("hook-ended");
         let time = hook_time(spec, hook);
         match ended {
@@ -83,8 +79,15 @@ impl InstanceTask {
         group: Option<Cgroup>,
     ) -> Result<CommandExit, AgentError> {
         // The id of the hook, not of the launch: a process of the hook is never taken for the launched one.
-        let variables = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", record.to_owned())];
-        let env = environment(spec, rights, &variables).await?;
+        let variables = [("ABIDE_INSTANCE", self.key.to_string()), (LAUNCH_ID_VARIABLE, record.to_owned())];
+        let env = match environment(spec, rights, &variables).await {
+            // The hook may create env_file. The launch reads it after the hook, and fails if it is still missing.
+            Err(LaunchError::Files(error)) if spec.env_file.is_some() && error.is_missing() => {
+                let spec = Spec { env_file: None, ..spec.clone() };
+                environment(&spec, rights, &variables).await?
+            }
+            env => env?,
+        };
         let program = SpecCommand {
             command: &hook.run,
             folder: Path::new(&spec.identity.setup_path),
@@ -93,25 +96,10 @@ impl InstanceTask {
             time: hook_time(spec, hook),
             sandbox: sandbox.clone(),
         };
-        self.run_recorded(record, program, group).await.map(|(ended, _)| ended)
+        self.run_recorded(record, program, group, AfterKill::RunAgain).await.map(|(ended, _)| ended)
     }
 }
 
 fn hook_time(spec: &Spec, hook: &Hook) -> Duration {
     Duration::from_secs(hook.seconds(&spec.monitor).into())
-}
-
-/// Kills processes that a hook left behind, on a host without control groups: those with its id in their environment.
-pub fn kill_leftovers(record: &str, uid: u32) {
-    for found in launched_processes().into_iter().filter(|one| one.launch_id == record) {
-        let pid = found.identity.pid;
-        let of_user = uids(pid).is_some_and(|ids| uid == 0 || ids[0] == uid);
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let (true, Some(raw)) = (of_user, raw) else { continue };
-        let Ok(fd) = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()) else { continue };
-        // Checked after the open: the descriptor holds this process and no later one with its pid.
-        if found.identity.is_current() {
-            let _ = rustix::process::pidfd_send_signal(&fd, Signal::KILL);
-        }
-    }
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use super::commands::AfterKill;
 use super::handover::StartWait;
 use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
-use crate::agent::environment::{environment, ignored_variables};
+use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
 use crate::agent::ownership::{self, LaunchEvidence};
@@ -42,7 +43,7 @@ impl InstanceTask {
         };
         let rights = self.shared.rights_of(spec).map_err(|error| failed(AgentError::from(error)))?;
         let variables =
-            [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", launch_id.to_owned())];
+            [("ABIDE_INSTANCE", self.key.to_string()), (LAUNCH_ID_VARIABLE, launch_id.to_owned())];
         for variable in ignored_variables(spec) {
             warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
         }
@@ -112,7 +113,8 @@ impl InstanceTask {
             warn!(instance = %self.key, "start_cmd not repeated: it was killed with the agent, and processes of its launch still run");
             self.unwritten.exit_records.push(record);
         } else {
-            let (ended, output) = self.run_recorded(&record, program, group).await.map_err(failed)?;
+            let ran = self.run_recorded(&record, program, group, AfterKill::RunAgain).await;
+            let (ended, output) = ran.map_err(failed)?;
             self.output = output;
             match ended {
                 CommandExit::Success => {}

@@ -4,9 +4,10 @@ use serde_json::{Value, json};
 
 use super::InstanceTask;
 use crate::agent::error::AgentError;
-use crate::agent::figures::tree_usage::MeasuredTree;
+use crate::agent::figures::tree_usage::{MeasuredTree, TreeUsage};
 use crate::agent::meter::{memory, processors};
-use crate::agent::process::cmdline;
+use crate::agent::proc_scan;
+use crate::agent::process::command_line;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::gse::response::{LiveFigures, LiveInstance, LiveProcess, LiveStatus};
@@ -24,14 +25,17 @@ impl InstanceTask {
             pid: pid.map_or(-1, i64::from),
             is_auto: self.state.hosted && foreign_pid.is_none(),
             process_name: owned.spec.identity.proc_name.clone(),
-            cmdline: pid.map(|pid| cmdline(pid).join(" ")).unwrap_or_default(),
+            cmdline: match pid {
+                Some(pid) => proc_scan::run(move || command_line(pid)).await.unwrap_or_default(),
+                None => String::new(),
+            },
             start_time: own_pid.map(|_| Time(self.state.started).to_string()).unwrap_or_default(),
             // 0 for a process that this agent did not start, and for none.
             elapsed_time: json!(own_pid.map_or(0, |_| elapsed_ms / 1000)),
             not_owned: foreign_pid.is_some(),
             ..LiveInstance::default()
         };
-        self.add_figures(&mut instance, pid);
+        self.add_figures(&mut instance, pid).await;
         let ip = match &self.key.host {
             HostKey::Address { ip, .. } => ip.to_string(),
             HostKey::Agent(id) => id.to_string(),
@@ -44,11 +48,15 @@ impl InstanceTask {
     }
 
     /// Measures the tree of the process now.
-    fn add_figures(&self, instance: &mut LiveInstance, pid: Option<u32>) {
+    async fn add_figures(&self, instance: &mut LiveInstance, pid: Option<u32>) {
         let tree = self.measured_tree().or_else(|| MeasuredTree::of_pid(pid?));
-        let usage = tree.as_ref().and_then(|tree| tree.usage(None)).unwrap_or_default();
+        let usage = match &tree {
+            Some(tree) => tree.current_usage().await.ok().flatten().unwrap_or_default(),
+            None => TreeUsage::default(),
+        };
         let average = tree.as_ref().map_or(0.0, |tree| usage.cpu_secs() / tree.age_secs().max(1.0));
-        let now = self.figures.measure().map_or(average, |figures| f64::from(figures.cpu_milli) / 1000.0);
+        let now =
+            self.figures.measure().await.map_or(average, |figures| f64::from(figures.cpu_milli) / 1000.0);
         let of_host = |cores: f64| cores / processors() * 100.0;
         instance.cpu_usage = of_host(now);
         instance.phy_mem_usage = usage.bytes as f64 / memory() as f64 * 100.0;

@@ -7,12 +7,12 @@ use tracing::{info, warn};
 
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::error::{AgentError, LaunchError};
-use crate::agent::log_writer::{self, LogWriterError, OutputPipe, WriterConfig};
+use crate::agent::log_writer::{self, LogOpening, LogWriterError, OutputPipe, WriterConfig};
 use crate::agent::masking::SecretTexts;
 use crate::agent::output::{Output, OutputError};
 use crate::agent::process::{ProcessHandle, ProcessIdentity};
 use crate::agent::run_output::RunOutput;
-use crate::agent::spawn::Sink;
+use crate::agent::spawn::{QUEUE_TIMEOUT, Sink};
 use crate::agent::start_output::{LogStart, LogTarget, StartAttempt};
 use crate::agent::user_files::{FileWork, Rights, UserFileError};
 use crate::failpoint;
@@ -20,8 +20,13 @@ use crate::model::{AutoType, Spec, SpecSection, StartMode};
 
 /// Maximum wait for the writer of an ended process, which empties its pipe.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// Delay before the next writer, after one that could not start or ended at once.
+/// Delay before the next writer, after one that could not start or ended at once. It doubles with each failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum wait of a running process's next writer for a permit: the instance handles no operation meanwhile.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Failures after which the next writer opens its log later: a process must not wait for a log without end.
+const MAX_FAILURES: u32 = 3;
 
 /// The output pipe of a run and its writer, for the next agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +44,8 @@ pub struct ProcessOutput {
     pub(super) writer: Option<Box<RunningWriter>>,
     /// Time of the next attempt to start a writer.
     pub(super) retry_at: Option<Instant>,
+    /// Writers that could not start since the last one that did.
+    failures: u32,
     /// Pid of a process whose output is not a pipe of the agent.
     plain: Option<u32>,
     /// The stored output of a run in progress.
@@ -91,6 +98,7 @@ impl InstanceTask {
         // The writer of the last process writes to the same log: its lines come first.
         self.process_output.drain().await;
         (self.process_output.writer, self.process_output.retry_at) = (None, None);
+        self.process_output.failures = 0;
         let sink = match (&log, log_writer::config_of(spec, self.key.name.as_str(), rights.account())) {
             (Some(log), Some(config)) => {
                 let piped = self.start_pipe(rights, config, log, captures).await;
@@ -120,12 +128,12 @@ impl InstanceTask {
         captures: bool,
     ) -> Result<Sink, LogWriterError> {
         let pipe = OutputPipe::new(rights.account())?;
-        self.start_writer(rights, &pipe, config).await?;
+        self.start_writer(rights, &pipe, config, LogOpening::First, QUEUE_TIMEOUT).await?;
         failpoint::point("writer-started");
         if captures {
             let (log, start) = (log.clone(), log.start.clone());
             let look = move |rights: &Rights| {
-                let newest = rights.open_log_files(&log.path, &log.name)?.into_iter().next();
+                let newest = rights.open_log_files(&log.path, &log.name, None)?.into_iter().next();
                 Ok::<_, UserFileError>(newest.and_then(|file| LogStart::of(&file)))
             };
             if let Ok(Some(found)) = rights.run(FileWork::Launch, "read the log", look).await {
@@ -140,8 +148,10 @@ impl InstanceTask {
         rights: &Rights,
         pipe: &OutputPipe,
         config: WriterConfig,
+        opening: LogOpening,
+        queue: Duration,
     ) -> Result<(), LogWriterError> {
-        let handle = log_writer::start(rights, pipe, config.clone()).await?;
+        let handle = log_writer::start(rights, pipe, config.clone(), opening, queue).await?;
         let pipe = pipe.inode().unwrap_or(0);
         let writer = RunningWriter { handle, config, pipe, started: Instant::now() };
         self.process_output.writer = Some(Box::new(writer));
@@ -229,8 +239,16 @@ impl InstanceTask {
             return;
         };
         self.process_output.retry_at = None;
-        match self.start_writer(&rights, &pipe, wanted).await {
+        let opening = match self.process_output.failures < MAX_FAILURES {
+            true => LogOpening::First,
+            false => LogOpening::Deferred,
+        };
+        match self.start_writer(&rights, &pipe, wanted, opening, PERMIT_TIMEOUT).await {
             Ok(()) => {
+                if opening == LogOpening::Deferred {
+                    warn!(instance = %self.key, "its output is dropped until the log writer can open its log");
+                }
+                self.process_output.failures = 0;
                 let record = self.process_output.record();
                 if let Some(run) = &mut self.state.run {
                     run.log = record;
@@ -239,7 +257,11 @@ impl InstanceTask {
             }
             Err(error) => {
                 warn!(instance = %self.key, %error, "no log writer: its output waits in the pipe");
-                self.process_output.retry_at = Some(Instant::now() + RETRY_INTERVAL);
+                let output = &mut self.process_output;
+                let delay =
+                    RETRY_INTERVAL.saturating_mul(1 << output.failures.min(6)).min(MAX_RETRY_INTERVAL);
+                output.failures = output.failures.saturating_add(1);
+                output.retry_at = Some(Instant::now() + delay);
             }
         }
     }

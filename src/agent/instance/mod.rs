@@ -12,9 +12,10 @@
 //! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
-//! - [`report`]: reports to the gateway. [`live_status`]: the live status check.
+//! - [`report`]: reports to the gateway. [`live_status`]: the live status check. [`command_queue`]: commands to the task.
 
 mod adoption;
+mod command_queue;
 mod commands;
 mod completion;
 mod ending;
@@ -35,11 +36,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::{info, warn};
 
-pub use self::hooks::kill_leftovers;
+pub use self::command_queue::{CommandReceiver, CommandSender, command_queue};
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
@@ -109,6 +109,8 @@ struct LaunchSchedule {
     last: Option<Instant>,
     /// A start or restart failed: a supervised process is relaunched once the result is written.
     failed: bool,
+    /// The process ended while no agent ran.
+    is_unobserved: bool,
 }
 
 /// The operation in progress, and the remains of an operation that an earlier agent began.
@@ -129,7 +131,7 @@ pub(super) struct OperationProgress {
 struct PidFileState {
     /// Spec and pid of an ended foreground process whose pid file still has to be removed.
     old: Option<(Arc<Spec>, u32)>,
-    /// Pid of a foreign daemon under this identity, when last observed.
+    /// Pid of a foreign process under this identity, when last observed.
     foreign_pid: Option<u32>,
 }
 
@@ -198,8 +200,9 @@ impl InstanceTask {
         }
         let in_effect = state.run.as_ref().map(|run| &run.live).or(state.given.as_ref());
         in_effect.iter().for_each(|owned| shared.logs.set(&key, &owned.spec));
-        let recorded = state.run.as_ref().and_then(|run| run.output);
-        let output = handle.as_ref().and_then(|handle| Output::of(handle, recorded));
+        // A process that the agent did not launch has no output of the agent.
+        let launched = state.run.as_ref().filter(|run| !run.incarnation.is_empty() || run.output.is_some());
+        let output = launched.zip(handle.as_ref()).and_then(|(run, handle)| Output::of(handle, run.output));
         let monitors = Box::default();
         let figures = shared.resources.figures.add(&key);
         let ClockReading { wall, passed } = read_clocks();
@@ -221,18 +224,10 @@ impl InstanceTask {
     }
 
     /// Runs until all command senders are dropped.
-    pub async fn run(mut self, mut commands: mpsc::UnboundedReceiver<InstanceCommand>) {
-        // An operation that has begun is resumed before supervision. A process that ended while no agent ran is handled as
-        // if it ended now.
-        if let Some(resumption) = self.progress.resumption.take() {
-            // Report first: the operation may take long.
-            self.report();
-            Box::pin(self.resume(*resumption)).await;
-        }
-        if self.handle.is_none() && self.state.run.is_some() {
-            Box::pin(self.handle_exit(None)).await;
-        }
-        Box::pin(self.relaunch_if_due()).await;
+    ///
+    /// Boxed: a future stores its arguments twice, and thousands of tasks are idle nearly all the time.
+    pub async fn run(mut self: Box<Self>, mut commands: CommandReceiver) {
+        Box::pin(self.continue_after_restart()).await;
         self.adopt_output();
         loop {
             self.plan_next_run();
@@ -249,8 +244,8 @@ impl InstanceTask {
                 code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
                 command = commands.recv() => TaskEvent::Command(command),
                 _ = async { match writer { Some(writer) => writer.handle.wait_exit().await, None => pending().await } } => TaskEvent::WriterExited,
-                result = async { match check_task { Some(check_task) => check_task.await, None => pending().await } } => {
-                    TaskEvent::Checked(result.unwrap_or_default())
+                result = async { match check_task { Some(check_task) => check_task.result().await, None => pending().await } } => {
+                    TaskEvent::Checked(result)
                 }
                 due = async { match due { Some((at, due)) => { sleep_until(at.into()).await; due } None => pending().await } } => {
                     TaskEvent::Timer(due)
@@ -445,7 +440,8 @@ impl InstanceTask {
         if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
             && !run.incarnation.is_empty()
         {
-            run.traces.add_session(handle.session, handle.identity.pid);
+            let group = run.group();
+            run.traces.add_session(handle, &run.incarnation, group.as_ref());
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.launches.series, wall, passed);
@@ -465,12 +461,15 @@ impl InstanceTask {
         match self.shared.store.txn(txn).await {
             // Exit records of an operation in progress stay until its result is written: a resumed operation needs them.
             Ok(_) if self.progress.operation.is_none() => {
-                self.unwritten.exit_records.drain(..).for_each(|id| self.shared.exits.remove(&id));
-                self.unwritten.results.clear();
+                std::mem::take(&mut self.unwritten.exit_records)
+                    .iter()
+                    .for_each(|id| self.shared.exits.remove(id));
+                // An emptied vector would keep its memory.
+                self.unwritten.results = Vec::new();
                 Ok(())
             }
             Ok(_) => {
-                self.unwritten.results.clear();
+                self.unwritten.results = Vec::new();
                 Ok(())
             }
             Err(error) => {

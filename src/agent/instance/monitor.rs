@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tracing::warn;
 
-use tokio::task::JoinHandle;
-
 use super::InstanceTask;
 use super::ending::stop_signal;
-use crate::agent::checks::{self, CheckResult, FileSums};
+use crate::agent::checks::{self, CheckResult, CheckTask, CheckedProcess, FileSums};
 use crate::agent::figures::tree_usage::MeasuredTree;
 use crate::agent::health::{HealthFailure, HealthSettings, HealthState};
 use crate::agent::meter::{
@@ -26,6 +24,9 @@ use crate::model::StartMode;
 /// Interval between two trims of the captured output of a daemon, and of a foreground process, which is also bounded while it
 /// writes.
 const TRIM_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+/// Beginning of [`InstanceState::ending`](crate::agent::state::InstanceState) of a stop by a limit. No operation has such an id.
+const LIMIT_STOP: &str = "limit: ";
 
 /// First and longest interval between two observations of the descendants of a process without a control group.
 const OBSERVE_INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -41,7 +42,7 @@ pub(super) struct Monitors {
     pub(super) config: Vec<(String, ConfigState)>,
     files: FileSums,
     check_count: u32,
-    pub(super) check_task: Option<JoinHandle<CheckResult>>,
+    pub(super) check_task: Option<CheckTask>,
     pub(super) sample_at: Option<Instant>,
     pub(super) check_at: Option<Instant>,
     pub(super) trim_at: Option<Instant>,
@@ -123,7 +124,7 @@ impl InstanceTask {
         self.monitors.sample_at = None;
         let (Some(tree), Some(run)) = (self.measured_tree(), &self.state.run) else { return };
         let live = run.live.clone();
-        let share = self.monitors.meter.sample(&tree);
+        let Ok(share) = self.monitors.meter.sample(&tree).await else { return };
         self.monitors.share = Some(share);
         let (cpu, mem) = (cpu_limit(&live.spec), mem_limit(&live.spec));
         let excess;
@@ -138,6 +139,10 @@ impl InstanceTask {
             (None, None) => return,
         };
         warn!(instance = %self.key, %why, "stopping process: resource limit exceeded");
+        // Written before the signal: an agent that is killed in between leaves stopped processes (SIGSTOP), which the next
+        // one ends.
+        self.state.ending = Some(format!("{LIMIT_STOP}{detail}"));
+        self.write(None).await;
         let signal = stop_signal(&live.spec);
         let reply =
             self.stop_process(&live, live.spec.control.stop_cmd.as_deref(), signal, Err(&detail)).await;
@@ -145,7 +150,23 @@ impl InstanceTask {
             // A stop_cmd that fails must not let the process keep its resources.
             let _ = self.stop_process(&live, None, Signal::KILL, Err(&detail)).await;
         }
-        self.state.message = why;
+        (self.state.message, self.state.ending) = (why, None);
+        if !self.is_running() {
+            self.apply_restart_policy(RestartEvent::Ended { up_ms: 0 }).await;
+        }
+    }
+
+    /// Completes a stop by a limit that an earlier agent began.
+    pub(super) async fn finish_limit_stop(&mut self) {
+        let ending = self.state.ending.take_if(|ending| ending.starts_with(LIMIT_STOP));
+        let Some(detail) = ending.as_deref().and_then(|ending| ending.strip_prefix(LIMIT_STOP)) else {
+            return;
+        };
+        let (true, Some(run)) = (self.handle.is_some(), &self.state.run) else { return };
+        let live = run.live.clone();
+        warn!(instance = %self.key, detail, "stopping process: an earlier agent began it at a resource limit");
+        let _ = self.stop_process(&live, None, Signal::KILL, Err(detail)).await;
+        self.state.message = format!("process was over a limit: {detail}");
         if !self.is_running() {
             self.apply_restart_policy(RestartEvent::Ended { up_ms: 0 }).await;
         }
@@ -160,7 +181,7 @@ impl InstanceTask {
         let files = std::mem::take(&mut self.monitors.files);
         let (key, live, main) = (self.key.clone(), run.live.clone(), handle.identity.clone());
         let shared = Arc::clone(&self.shared);
-        self.monitors.check_task = Some(tokio::spawn(async move {
+        self.monitors.check_task = Some(CheckTask::spawn(async move {
             let rights = match shared.rights_of(&live.spec) {
                 Ok(rights) => rights,
                 Err(error) => {
@@ -169,7 +190,8 @@ impl InstanceTask {
                 }
             };
             let _permit = shared.check_permits.acquire(rights.account().uid()).await;
-            checks::run_checks(key, live, rights, main, with_version, files).await
+            let process = CheckedProcess { shared: &shared, key: &key, spec: &live.spec, rights, main };
+            process.check(with_version, files).await
         }));
     }
 

@@ -7,13 +7,12 @@ use super::ending::stop_signal;
 use super::history::ExitCause;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
-use crate::agent::exit_record::start_id;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
 use crate::agent::process::boot_id;
 use crate::agent::restart_policy::{RestartEvent, RestartSeries};
 use crate::agent::state::{LaunchIntent, ProcessRun, intent_key};
-use crate::agent::tree::{LaunchInFlight, LaunchTraces};
+use crate::agent::tree::LaunchTraces;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::failpoint;
@@ -107,9 +106,9 @@ impl InstanceTask {
         let groups = &self.shared.groups;
         let group = groups.make(&incarnation, &owned.spec);
         let path = group.as_ref().map(Cgroup::path);
-        let boot = boot_id().to_owned();
-        let intent =
-            LaunchIntent { incarnation, op_id, held: owned.clone(), at: clock::now().0, group: path, boot };
+        let (boot, uid) = (boot_id().to_owned(), self.uid_of(&owned.spec));
+        let (held, at) = (owned.clone(), clock::now().0);
+        let intent = LaunchIntent { incarnation, op_id, held, at, group: path, boot, uid };
         if !written {
             let value = serde_json::to_vec(&intent).unwrap_or_default();
             let txn = Txn::put(intent_key(&self.key), value).and(self.pending());
@@ -118,23 +117,22 @@ impl InstanceTask {
             }
         }
         failpoint::point("intent-written");
-        let mut traces = LaunchTraces::since_now();
-        let in_flight = LaunchInFlight::begin(&owned.spec.identity.proc_name);
-        let begun = self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group, check).await;
-        if let Some(shell) = self.shared.exits.shell_pid(&start_id(&intent.incarnation)) {
-            traces.add_session(shell, shell);
-        }
+        let mut traces = LaunchTraces::default();
+        let begun =
+            self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group.clone(), check).await;
         let process = match begun {
             Ok(handle) => handle,
             Err(reply) => {
                 let launch = (intent.incarnation, intent.group);
-                return self.end_failed_launch(&owned.spec, launch, traces, reply).await;
+                return self.end_failed_launch(uid, launch, traces, reply).await;
             }
         };
-        drop(in_flight);
-        traces.add_session(process.session, process.identity.pid);
+        traces.add_session(&process, &intent.incarnation, group.as_ref());
         failpoint::point("born");
-        let LaunchIntent { incarnation, op_id: by, group, at, .. } = intent;
+        let LaunchIntent { incarnation, op_id: by, at, .. } = intent;
+        // A group without a process refused the launch: it says nothing about the tree.
+        let group = group.filter(|group| !group.processes().is_empty() || !group.remove_if_empty());
+        let group = group.as_ref().map(Cgroup::path);
         (self.state.dormant, self.state.unknown_run, self.state.completed) = (false, None, None);
         self.state.history.failed_start = None;
         let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
@@ -145,7 +143,18 @@ impl InstanceTask {
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();
-        self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output, log, traces });
+        self.state.run = Some(ProcessRun {
+            identity,
+            live,
+            by,
+            incarnation,
+            group,
+            output,
+            log,
+            uid,
+            traces,
+            adopted: None,
+        });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();

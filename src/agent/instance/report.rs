@@ -7,6 +7,7 @@ use super::{InstanceTask, read_clocks};
 use crate::agent::health::HealthSettings;
 use crate::agent::restart_policy::{Completion, Phase};
 use crate::agent::schedule::ClockReading;
+use crate::agent::state::ProcessRun;
 use crate::agent_protocol::{AgentMessage, Report, ReportedRun};
 use crate::clock;
 use crate::model::AutoType;
@@ -15,6 +16,8 @@ use crate::model::AutoType;
 const REPORTED_RUNS: usize = 3;
 /// Maximum wait for a pid file before a report: a report with the last known value is better than a late one.
 const OBSERVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Message of an adopted process that has no other message.
+const SPEC_UNKNOWN: &str = "runs with an unknown spec: adopted, and not restarted since";
 
 impl InstanceTask {
     /// Observes for the next report whether a foreign process runs under this identity.
@@ -45,6 +48,10 @@ impl InstanceTask {
         if let Some(failed) = state.history.failed_start.as_ref().filter(|_| !self.is_running()) {
             message.clone_from(&failed.message);
         }
+        let live_spec_unknown = state.run.as_ref().is_some_and(ProcessRun::is_spec_unknown);
+        if live_spec_unknown && message.is_empty() {
+            SPEC_UNKNOWN.clone_into(&mut message);
+        }
         let health = self.health();
         let pid = self.handle.as_ref().map(|handle| handle.identity.pid);
         let foreign_pid = self.pid_file.foreign_pid.filter(|_| !self.is_running() && state.given.is_some());
@@ -59,6 +66,7 @@ impl InstanceTask {
             completed: state.completed.is_some() && !self.is_running(),
             pid,
             live: state.run.as_ref().map(|run| run.live.clone()),
+            live_spec_unknown,
             ran: once.then(|| match &state.unknown_run {
                 Some(_) => ReportedRun::Unknown,
                 None => state.ran.clone().map_or(ReportedRun::Never, ReportedRun::With),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::adoption::not_owned;
 use super::history::ExitCause;
 use super::{InstanceTask, read_clocks};
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
@@ -73,7 +74,7 @@ impl InstanceTask {
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
         // Read before the group is removed.
         let limit = self.kernel_limit();
-        if !self.is_tree_gone() {
+        if !self.has_ended_with_tree().await {
             if self.take_over_after_exit().await {
                 return;
             }
@@ -84,6 +85,7 @@ impl InstanceTask {
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         let end = self.process_end(code);
+        self.launches.is_unobserved = self.handle.is_none();
         let cause = match limit.clone() {
             Some(limit) => ExitCause::Limit(limit),
             None if self.handle.is_some() => ExitCause::Itself,
@@ -131,6 +133,9 @@ impl InstanceTask {
                 .max(10_000),
         };
         let mut event = event;
+        // Between the end of a process and its first relaunch, no other process takes its identity.
+        let mut may_be_taken =
+            event == RestartEvent::TimerFired || std::mem::take(&mut self.launches.is_unobserved);
         loop {
             if matches!(event, RestartEvent::Ended { .. }) && self.complete_failed() {
                 self.launches.series = RestartSeries::default();
@@ -147,11 +152,16 @@ impl InstanceTask {
                     break;
                 }
                 RestartAction::Launch => {
-                    let (code, message) = self.launch(&given, None, false).await;
+                    let foreign = if may_be_taken { self.foreign_successor(&given).await } else { None };
+                    let (code, message) = match foreign {
+                        Some(pid) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
+                        None => self.launch(&given, None, false).await,
+                    };
                     if code == RowCode::DONE {
                         self.pid_file.old = None;
                         return;
                     }
+                    may_be_taken = true;
                     self.state.message = message;
                     event = RestartEvent::Ended { up_ms: 0 };
                 }

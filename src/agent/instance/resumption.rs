@@ -19,6 +19,21 @@ use crate::model::AutoType;
 use crate::store::Txn;
 
 impl InstanceTask {
+    /// Continues from the stored state: an operation that has begun is resumed before supervision. A process that ended while no
+    /// agent ran is handled as if it ended now.
+    pub(super) async fn continue_after_restart(&mut self) {
+        if let Some(resumption) = self.progress.resumption.take() {
+            // Report first: the operation may take long.
+            self.report();
+            Box::pin(self.resume(*resumption)).await;
+        }
+        Box::pin(self.finish_limit_stop()).await;
+        if self.handle.is_none() && self.state.run.is_some() {
+            Box::pin(self.handle_exit(None)).await;
+        }
+        Box::pin(self.relaunch_if_due()).await;
+    }
+
     /// Marks the operation as in progress. It is written to the store before its first effect.
     pub(super) fn begin_operation(&mut self, request: &OpRequest) {
         if !request.op.is_read_only() {

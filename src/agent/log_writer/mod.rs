@@ -4,7 +4,8 @@
 //! It is not part of the process's tree: it outlives the process until the pipe is empty, and it outlives the agent.
 //!
 //! The process itself has the pipe open for reading too, so that it is not killed (SIGPIPE) if its writer is. While a
-//! writer is missing, the pipe keeps up to [`PIPE_BYTES`]; the agent starts another writer at once. The next agent finds
+//! writer is missing, the pipe keeps up to [`PIPE_BYTES`]; the agent starts another writer at once. After some writers that
+//! cannot open their log, one empties the pipe and counts dropped output, so that the process goes on. The next agent finds
 //! the pipe as descriptor 1 of the process. It duplicates that descriptor, opens no path of the user, and verifies that it
 //! is the pipe of the launch.
 
@@ -17,17 +18,19 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags};
 
-use self::program::{OPENED, PROGRAM_NAME};
+use self::program::{DEFERRED, OPENED, PROGRAM_NAME};
 pub use self::program::{WriterConfig, run_if_named};
 use super::account::Account;
 use super::clone_exec::{ExecRequest, Restrictions, SpawnedProcess, Streams, VforkGuard};
-use super::process::{ProcessHandle, kill_unclaimed};
-use super::user_files::{self, Rights, UserFileError};
+use super::process::{ProcessHandle, UnclaimedProcess, kill_unclaimed};
+use super::user_files::{self, MAX_PER_USER, Rights, UserFileError};
 use crate::model::{LogRotation, Spec, SpecSection};
 
 /// Capacity of a pipe: the output that waits while a writer is replaced.
@@ -47,6 +50,8 @@ pub enum LogWriterError {
     Open { path: String, user: String, why: String },
     #[error("the log writer of user {user:?} did not open its log within {} s", OPEN_TIMEOUT.as_secs())]
     TimedOut { user: String },
+    #[error("{MAX_PER_USER} launches of user {user:?} hang: no log writer was started within {} s", waited.as_secs())]
+    Queue { user: String, waited: Duration },
     #[error(transparent)]
     Thread(#[from] UserFileError),
 }
@@ -110,30 +115,51 @@ pub fn config_of(spec: &Spec, name: &str, account: &Account) -> Option<WriterCon
         path: path.into(),
         name: name.to_owned(),
         max_size: spec.log.max_size.unwrap_or(LogRotation::MAX_SIZE),
-        keep: spec.log.keep.unwrap_or(LogRotation::KEEP),
+        keep: spec.log.keep.unwrap_or(LogRotation::KEEP).min(LogRotation::MAX_KEPT),
         is_own: account.is_own(),
+        ids: None,
     })
 }
 
-/// Starts a writer that reads the pipe, and waits until it has opened its log.
+/// When a writer opens its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogOpening {
+    /// Before it reads the pipe: if it cannot, the start has failed.
+    First,
+    /// While it reads the pipe: output is dropped and counted until the log is open.
+    Deferred,
+}
+
+/// Starts a writer that reads the pipe, and waits until it has opened its log. `queue`: maximum wait for a permit of the
+/// user, whose launches may all hang.
 pub async fn start(
     rights: &Rights,
     pipe: &OutputPipe,
     config: WriterConfig,
+    opening: LogOpening,
+    queue: Duration,
 ) -> Result<ProcessHandle, LogWriterError> {
     let account = rights.account().clone();
     let user = account.name().to_owned();
     let reader = pipe.reader().map_err(LogWriterError::Pipe)?;
-    let permit = rights.launch_permit().await;
+    let permit = tokio::time::timeout(queue, rights.launch_permit()).await;
+    let Ok(permit) = permit else { return Err(LogWriterError::Queue { user, waited: queue }) };
+    let timed_out = Arc::new(AtomicBool::new(false));
+    let gave_up = Arc::clone(&timed_out);
     let work = move || {
-        let started = start_writer(&account, &reader, &config);
+        let started = start_writer(&account, &reader, &config, opening);
         drop(permit);
-        started
+        started.map(|process| UnclaimedProcess::new(process, gave_up))
     };
-    let started = tokio::time::timeout(OPEN_TIMEOUT * 2, user_files::spawn_thread(work)?).await;
-    let Ok(Ok(started)) = started else { return Err(LogWriterError::TimedOut { user }) };
+    let mut receive = user_files::spawn_thread(work)?;
+    // By reference: a writer that arrives at the last moment is dropped after `timed_out` is set, and so killed.
+    let started = tokio::time::timeout(OPEN_TIMEOUT * 2, &mut receive).await;
+    let Ok(Ok(started)) = started else {
+        timed_out.store(true, Ordering::Release);
+        return Err(LogWriterError::TimedOut { user });
+    };
     let gone = || LogWriterError::Start { user: user.clone(), source: io::ErrorKind::NotFound.into() };
-    ProcessHandle::from_child(started?).ok_or_else(gone)
+    started?.into_handle().ok_or_else(gone)
 }
 
 /// Starts a writer. Blocks.
@@ -141,26 +167,32 @@ fn start_writer(
     account: &Account,
     reader: &File,
     config: &WriterConfig,
+    opening: LogOpening,
 ) -> Result<SpawnedProcess, LogWriterError> {
     let user = || account.name().to_owned();
     let failed = |source: io::Error| LogWriterError::Start { user: user(), source };
     let (status, report) = io::pipe().map_err(failed)?;
     let null = File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
-    let text = serde_json::to_string(config).map_err(|error| failed(error.into()))?;
+    // The writer takes the ids itself: a process of its user never has access to it, not even between `execve` and that.
+    let ids = nix::unistd::geteuid().is_root().then(|| (account.uid, account.gid, account.groups.clone()));
+    let config = WriterConfig { ids, ..config.clone() };
+    let text = serde_json::to_string(&config).map_err(|error| failed(error.into()))?;
     let argument = CString::new(text).map_err(|error| failed(error.into()))?;
     let name = CString::new(PROGRAM_NAME).map_err(|error| failed(error.into()))?;
-    let ids = nix::unistd::geteuid().is_root();
     let request = ExecRequest {
         programs: vec![c"/proc/self/exe".to_owned()],
-        args: vec![name, argument],
+        args: match opening {
+            LogOpening::First => vec![name, argument],
+            LogOpening::Deferred => vec![name, argument, DEFERRED.to_owned()],
+        },
         env: Vec::new(),
         folder: c"/".to_owned(),
         streams: Streams { input: reader.as_fd(), output: null.as_fd(), code: Some(report.as_fd()) },
         group: None,
-        ids: ids.then(|| (account.uid, account.gid, account.groups.clone())),
+        ids: None,
         restrictions: Restrictions::default(),
         namespace: None,
-        is_own: account.is_own(),
+        is_own: true,
         pid_file: None,
     };
     let spawned = request.spawn(&VforkGuard::default());
@@ -199,5 +231,29 @@ fn read_status(status: &io::PipeReader) -> io::Result<String> {
             count if text.len() < 4096 => text.extend_from_slice(&piece[..count]),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::user_files::UserPermits;
+
+    /// Launches that hang use up the permits of their user.
+    #[tokio::test]
+    async fn a_writer_waits_for_a_permit_within_its_time_limit() {
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
+        let account = Account::named(&me).expect("an account");
+        let rights = Rights::new(account.clone(), Arc::new(UserPermits::default()), Arc::new(|_| false));
+        let mut held = Vec::new();
+        for _ in 0..MAX_PER_USER {
+            held.push(rights.launch_permit().await);
+        }
+        let pipe = OutputPipe::new(&account).expect("a pipe");
+        let (path, name) = ("/dev/null".into(), "app".to_owned());
+        let config = WriterConfig { path, name, max_size: 4096, keep: 1, is_own: true, ids: None };
+        let waited = Duration::from_millis(100);
+        let started = start(&rights, &pipe, config, LogOpening::First, waited).await;
+        assert!(matches!(started, Err(LogWriterError::Queue { .. })));
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::queue::{OutputQueue, QueueItem};
 use super::rotating_log::{RotatingLog, RotationLimits};
-use crate::agent::user_files::WalkRule;
+use crate::agent::user_files::{FileError, WalkRule};
 
 /// The name by which the binary is a log writer.
 pub const PROGRAM_NAME: &str = "abide-log";
@@ -25,10 +25,15 @@ pub const STATUS_FD: i32 = 3;
 /// The report of an open log.
 pub const OPENED: &str = "opened\n";
 
+/// The second argument of a writer that opens its log while it reads the pipe.
+pub const DEFERRED: &std::ffi::CStr = c"deferred";
+
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
 /// Interval between two attempts to write after an error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between two attempts to open a log.
+const OPEN_INTERVAL: Duration = Duration::from_secs(1);
 const STACK: usize = 256 << 10;
 
 /// The argument of the program.
@@ -41,6 +46,27 @@ pub struct WriterConfig {
     pub keep: u32,
     /// The user is the agent's own: links of other users are not followed.
     pub is_own: bool,
+    /// User, group and further groups that the writer takes; `None`: those that it begins with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<(u32, u32, Vec<u32>)>,
+}
+
+/// Denies the processes of the own user access to this one: a writer is outside the sandbox of the process that it serves, and
+/// `/proc/PID/root` and ptrace would lead out of it.
+fn close_to_user() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
+/// Takes the ids of the user. The process has one thread.
+fn take_ids((user, group, groups): (u32, u32, Vec<u32>)) -> io::Result<()> {
+    use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
+    // SAFETY: a system call on this process alone; a null name makes a keyring without one.
+    unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    setgroups(&groups.into_iter().map(Gid::from_raw).collect::<Vec<_>>())?;
+    setresgid(group, group, group)?;
+    Ok(setresuid(user, user, user)?)
 }
 
 /// Runs the program if the binary was started under its name.
@@ -50,33 +76,70 @@ pub fn run_if_named() -> Option<ExitCode> {
         return None;
     }
     let config = args.next().and_then(|text| serde_json::from_str(text.to_str()?).ok());
-    Some(match config.map(run) {
+    let is_deferred = args.next().is_some_and(|word| word.as_encoded_bytes() == DEFERRED.to_bytes());
+    Some(match config.map(|config| run(config, is_deferred)) {
         Some(Ok(())) => ExitCode::SUCCESS,
         Some(Err(_)) | None => ExitCode::FAILURE,
     })
 }
 
-fn run(config: WriterConfig) -> io::Result<()> {
-    let WriterConfig { path, name, max_size, keep, is_own } = config;
-    let rule = if is_own { WalkRule::Trusting(nix::unistd::geteuid().as_raw()) } else { WalkRule::Any };
-    let limits = RotationLimits { max_size: max_size.max(1), keep };
-    let opened = RotatingLog::open(&path, &name, rule, limits);
+fn run(mut config: WriterConfig, is_deferred: bool) -> io::Result<()> {
+    if let Some(ids) = config.ids.take() {
+        // Once more afterwards: the change of the ids resets this to a setting of the host.
+        let taken = close_to_user().and_then(|()| take_ids(ids)).and_then(|()| close_to_user());
+        if let Err(error) = taken {
+            report(format!("cannot take the ids of the user: {error}"));
+            return Err(error);
+        }
+    }
+    let opened = if is_deferred { None } else { Some(open(&config)) };
     report(match &opened {
-        Ok(_) => OPENED.to_owned(),
-        Err(error) => error.to_string(),
+        Some(Err(error)) => error.to_string(),
+        Some(Ok(_)) | None => OPENED.to_owned(),
     });
-    let Ok(log) = opened else { return Err(io::ErrorKind::NotFound.into()) };
+    let log = opened.transpose().map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
     let pipe = io::stdin();
     rustix::fs::flock(&pipe, rustix::fs::FlockOperation::LockExclusive)?;
     let stop = stop_signal()?;
     let queue = Arc::new(OutputQueue::default());
     let output = Arc::clone(&queue);
     let writer = std::thread::Builder::new().name("log".to_owned()).stack_size(STACK);
-    let writer = writer.spawn(move || write_all(&output, log))?;
+    let writer = writer.spawn(move || {
+        let mut lost = LostOutput::default();
+        if let Some(log) = log.or_else(|| open_deferred(&output, &config, &mut lost)) {
+            write_all(&output, log, lost);
+        }
+    })?;
     read_all(pipe.as_fd(), &stop, &queue);
     queue.close();
     let _ = writer.join();
     Ok(())
+}
+
+fn open(config: &WriterConfig) -> Result<RotatingLog, FileError> {
+    let WriterConfig { path, name, max_size, keep, is_own, .. } = config;
+    let rule = if *is_own { WalkRule::Trusting(nix::unistd::geteuid().as_raw()) } else { WalkRule::Any };
+    let limits = RotationLimits { max_size: (*max_size).max(1), keep: *keep };
+    RotatingLog::open(path, name, rule, limits)
+}
+
+/// Opens the log as soon as that succeeds. Output that arrives before is dropped and counted. `None`: the output has ended.
+fn open_deferred(queue: &OutputQueue, config: &WriterConfig, lost: &mut LostOutput) -> Option<RotatingLog> {
+    let mut next = Instant::now();
+    loop {
+        if Instant::now() >= next {
+            match open(config) {
+                Ok(log) => return Some(log),
+                Err(error) => lost.reason = format!("cannot open the log: {error}"),
+            }
+            next = Instant::now() + OPEN_INTERVAL;
+        }
+        match queue.take(OPEN_INTERVAL)? {
+            QueueItem::Bytes(bytes) => lost.add(&bytes),
+            QueueItem::Dropped(count) => (lost.bytes, lost.is_mid_line) = (lost.bytes + count, true),
+            QueueItem::Nothing => {}
+        }
+    }
 }
 
 /// Reports the opened log, or why it cannot be opened, to the agent.
@@ -148,8 +211,7 @@ impl LostOutput {
 
 /// Writes the queue to the log. Output that cannot be written is dropped and counted, and the log says so once it can be
 /// written again.
-fn write_all(queue: &OutputQueue, mut log: RotatingLog) {
-    let mut lost = LostOutput::default();
+fn write_all(queue: &OutputQueue, mut log: RotatingLog, mut lost: LostOutput) {
     // Without lost output there is nothing to do until more arrives.
     while let Some(item) = queue.take(if lost.bytes > 0 { RETRY_INTERVAL } else { Duration::MAX }) {
         let bytes = match item {

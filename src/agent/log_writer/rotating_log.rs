@@ -59,18 +59,21 @@ impl RotatingLog {
         let mut written = 0;
         while written < bytes.len() {
             let rest = &bytes[written..];
-            match self.fitting(rest) {
-                0 => self.rotate(),
-                length => match self.file.write(&rest[..length]) {
-                    Ok(0) => return Err((written, io::ErrorKind::WriteZero.into())),
-                    Ok(count) => {
-                        written += count;
-                        self.size += count as u64;
-                        self.is_at_line_start = rest[count - 1] == b'\n';
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err((written, error)),
-                },
+            let mut length = self.fitting(rest);
+            if length == 0 {
+                self.rotate();
+                // After a rotation that failed, the log grows by at least one line: every pass makes progress.
+                length = self.fitting(rest).max(line_length(rest));
+            }
+            match self.file.write(&rest[..length]) {
+                Ok(0) => return Err((written, io::ErrorKind::WriteZero.into())),
+                Ok(count) => {
+                    written += count;
+                    self.size += count as u64;
+                    self.is_at_line_start = rest[count - 1] == b'\n';
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((written, error)),
             }
         }
         Ok(())
@@ -90,7 +93,7 @@ impl RotatingLog {
             return 0;
         }
         // The rest of a line that has begun, or a line that is longer than a file.
-        bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1)
+        line_length(bytes)
     }
 
     /// Continues in the file that has the name now. Another program may have moved, removed or truncated the log.
@@ -154,6 +157,11 @@ impl RotatingLog {
     }
 }
 
+/// Length of the first line, with its end.
+fn line_length(bytes: &[u8]) -> usize {
+    bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,5 +222,20 @@ mod tests {
         let mut one = log(folder.path(), 4, 1);
         one.append(b"111\n222\n333\n").expect("it is written");
         assert_eq!(texts(folder.path()), ["111\n222\n333\n"]);
+    }
+
+    #[test]
+    fn a_long_line_in_a_log_that_cannot_be_rotated_is_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("log.1")).expect("a folder");
+        let mut one = log(folder.path(), 4, 1);
+        let text =
+            "1\na line that is longer than a file\n2\nanother line of that kind\n\nunfinished".to_owned();
+        one.append(text.as_bytes()).expect("it is written");
+        one.append(b", and its end\n3\n").expect("it is written");
+        assert_eq!(texts(folder.path()), [text + ", and its end\n3\n"]);
+        std::fs::remove_dir(folder.path().join("log.1")).expect("it is removed");
+        one.append(b"a line that is longer than a file\n").expect("it is written");
+        assert_eq!(texts(folder.path())[1], "a line that is longer than a file\n", "it is rotated again");
     }
 }

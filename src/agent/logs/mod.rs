@@ -21,11 +21,12 @@ use tokio::task::AbortHandle;
 use self::segments::{LogPart, LogPosition, Segment, SegmentId, start};
 use super::account::AccountError;
 use super::context::AgentContext;
+use super::environment::secret_texts;
 use super::masking::SecretTexts;
 use super::run_output::RunOutputs;
 use super::user_files::{FileWork, Rights, UserFileError};
 use crate::agent_protocol::{LogChunk, LogError, LogErrorReason, LogRead, LogReadFrom, LoggedRun};
-use crate::model::{AutoType, EnvValue, InstanceKey, Spec};
+use crate::model::{AutoType, InstanceKey, Spec};
 
 /// Maximum reads in progress. Most of them wait for new lines.
 const MAX_READS: usize = 128;
@@ -156,6 +157,8 @@ enum LogReadError {
     Account(#[from] AccountError),
     #[error(transparent)]
     File(#[from] UserFileError),
+    #[error("cannot mask the secrets of the stored output: {0}")]
+    Secrets(#[source] UserFileError),
     #[error("cannot read the log: {0}")]
     Read(#[from] std::io::Error),
 }
@@ -165,7 +168,9 @@ impl From<LogReadError> for LogError {
         let reason = match &error {
             LogReadError::Unknown => LogErrorReason::UnknownProcess,
             LogReadError::NoLog | LogReadError::Missing { .. } => LogErrorReason::NoLog,
-            LogReadError::File(_) | LogReadError::Account(_) => LogErrorReason::Unreadable,
+            LogReadError::File(_) | LogReadError::Account(_) | LogReadError::Secrets(_) => {
+                LogErrorReason::Unreadable
+            }
             LogReadError::Cursor | LogReadError::Read(_) => LogErrorReason::Other,
         };
         LogError { reason, message: error.to_string() }
@@ -189,6 +194,18 @@ struct Cursor {
 enum ReadStart {
     Tail(Option<u64>, Option<i64>),
     Cursor(Cursor),
+}
+
+impl ReadStart {
+    /// Device and inode of the oldest log file that the read needs; `None`: all files. A follow opens only the newest ones.
+    fn oldest_file(&self) -> Option<(u64, u64)> {
+        match self {
+            ReadStart::Cursor(Cursor {
+                files: Some(LogPosition(SegmentId::File(device, inode), _)), ..
+            }) => Some((*device, *inode)),
+            ReadStart::Cursor(_) | ReadStart::Tail(..) => None,
+        }
+    }
 }
 
 /// Reads the next lines, and waits for them if the read may.
@@ -226,13 +243,17 @@ async fn read_once(
     let spec = shared.logs.get(instance).ok_or(LogReadError::Unknown)?;
     let rights = shared.rights_of(&spec)?;
     let stored: Vec<(String, File)> = shared.logs.outputs.open_all(instance);
-    let secrets = if stored.is_empty() { SecretTexts::default() } else { secret_texts(&spec, &rights).await };
+    // Without its secrets no stored output is shown.
+    let secrets = match stored.is_empty() {
+        true => SecretTexts::default(),
+        false => secret_texts(&spec, &rights).await.map_err(LogReadError::Secrets)?,
+    };
     let name = instance.name.to_string();
     let work = move |rights: &Rights| {
         let path = spec.identity.log_path.as_ref().map(PathBuf::from);
         let is_resident = spec.monitor.auto_type == AutoType::Resident;
         let files = match &path {
-            Some(path) => rights.open_log_files(path, &name)?,
+            Some(path) => rights.open_log_files(path, &name, from.oldest_file())?,
             None => Vec::new(),
         };
         let files: Result<Vec<Segment>, _> = files.into_iter().rev().map(Segment::of_file).collect();
@@ -290,24 +311,6 @@ fn read_parts(
         None => String::from_utf8_lossy(&lines.bytes).into_owned(),
     };
     Ok((LogChunk { text, run, ..LogChunk::default() }, cursor))
-}
-
-/// The secret values of a spec's environment. A file that cannot be read now has none.
-async fn secret_texts(spec: &Spec, rights: &Rights) -> SecretTexts {
-    let mut secrets = SecretTexts::default();
-    let mut files = Vec::new();
-    for (name, value) in &spec.env {
-        match value {
-            EnvValue::Secret(secret) => secrets.add(secret.expose()),
-            EnvValue::File(path) => files.push((name.clone(), path.clone())),
-            EnvValue::Text(_) | EnvValue::Digest(_) => {}
-        }
-    }
-    if !files.is_empty() {
-        let values = rights.env_values(files).await.unwrap_or_default();
-        values.iter().for_each(|(_, value)| secrets.add(value));
-    }
-    secrets
 }
 
 /// The start of a run, which its id begins with, in milliseconds since 1970.

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, name, ticks_since_boot};
+use crate::agent::cgroup::Cgroup;
+use crate::agent::launch_mark::LaunchMark;
+use crate::agent::process::{ProcessHandle, ProcessIdentity, name};
 use crate::agent::reaper;
 use crate::proc::ProcStat;
 
@@ -13,8 +15,6 @@ const MAX_OBSERVED: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LaunchTraces {
-    /// Ticks since boot when the launch began; 0: unknown.
-    pub since: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sessions: Vec<LaunchSession>,
     /// Descendants of the main process that have left its session. Their launch id may be gone.
@@ -31,20 +31,17 @@ pub struct LaunchSession {
 }
 
 impl LaunchTraces {
-    pub fn since_now() -> LaunchTraces {
-        LaunchTraces { since: ticks_since_boot(), ..LaunchTraces::default() }
-    }
-
-    /// Records the session of a process of the launch, unless the launch did not create it: a session of others is no
-    /// evidence, and ending its members would end their processes.
-    pub fn add_session(&mut self, id: u32, member: u32) {
-        if is_foreign_session(id, member) {
-            return;
-        }
-        let until = ticks_since_boot();
+    /// Records the session of a process of the launch, if the launch created it. A session of others proves nothing:
+    /// ending its members would end their processes.
+    pub fn add_session(&mut self, member: &ProcessHandle, launch_id: &str, group: Option<&Cgroup>) {
+        let Some(until) = member.last_in_session() else { return };
+        let id = member.session;
         match self.sessions.iter_mut().find(|session| session.id == id) {
-            Some(session) => session.until = until,
-            None => self.sessions.push(LaunchSession { id, until }),
+            Some(session) => session.until = session.until.max(until),
+            None if is_created(id, member.identity.pid, launch_id, group) => {
+                self.sessions.push(LaunchSession { id, until });
+            }
+            None => {}
         }
     }
 
@@ -74,39 +71,46 @@ pub struct LaunchRecord {
     /// The account of the launch; `None`: unknown, and no environment counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The program of the spec.
-    pub program: String,
     #[serde(default)]
     pub traces: LaunchTraces,
 }
 
-/// Whether a session is the agent's own, or has a live leader that no launch started. A process that leads its session
-/// has created it.
-fn is_foreign_session(id: u32, member: u32) -> bool {
-    let own = std::process::id();
-    let is_own = |pid: u32| ProcStat::of(pid).is_some_and(|stat| stat.session == id);
-    let is_launched = |stat: ProcStat| stat.parent == own || LaunchedProcess::of(id).is_some();
-    id == 0 || id != member && (is_own(own) || ProcStat::of(id).is_some_and(|leader| !is_launched(leader)))
+/// Whether the launch created the session of its process. A process that leads its session has created it. The first process
+/// of a launch leads a session of its own, and every process inherits its session, its control group and its mark: one
+/// with the group or the mark is in a session of the launch. The launch id proves less: a process can pass on its
+/// environment to a server, which starts others in its own session.
+fn is_created(id: u32, member: u32, launch_id: &str, group: Option<&Cgroup>) -> bool {
+    let is_grouped = || group.is_some_and(|group| group.processes().contains(&member));
+    id != 0
+        && (id == member
+            || !launch_id.is_empty() && (is_grouped() || LaunchMark::of(launch_id).is_on(member)))
 }
 
 /// The live descendants of a process, each with its session. Reads only the processes of that tree.
 fn descendants(pid: u32) -> Vec<(ProcessIdentity, u32)> {
     let mut found: Vec<(ProcessIdentity, u32)> = Vec::new();
-    let mut open = reaper::children_of(pid);
-    while let Some(pid) = open.pop() {
-        let Some(stat) = ProcStat::of(pid).filter(ProcStat::is_alive) else { continue };
-        let is_known = found.iter().any(|(one, _)| one.pid == pid);
-        if is_known || found.len() >= MAX_OBSERVED {
+    let children = |pid: u32| reaper::children_of(pid).into_iter().map(move |child| (pid, child));
+    let mut open: Vec<(u32, u32)> = children(pid).collect();
+    while found.len() < MAX_OBSERVED
+        && let Some((parent, pid)) = open.pop()
+    {
+        // A pid of the list that was reused since has another parent.
+        let is_child = |stat: &ProcStat| stat.is_alive() && stat.parent == parent;
+        let Some(stat) = ProcStat::of(pid).filter(is_child) else { continue };
+        if found.iter().any(|(one, _)| one.pid == pid) {
             continue;
         }
         let boot = crate::proc::boot_id().to_owned();
         found.push((ProcessIdentity { boot, pid, started: stat.started }, stat.session));
-        open.extend(reaper::children_of(pid));
+        open.extend(children(pid));
     }
     found
 }
 
-/// Pids and names of processes, for a message.
-pub fn named(processes: &[ProcessIdentity]) -> Vec<(u32, String)> {
-    processes.iter().map(|one| (one.pid, name(one.pid))).collect()
+/// Pids and names of at most `most` processes, for a message.
+pub fn named<'a>(
+    processes: impl IntoIterator<Item = &'a ProcessIdentity>,
+    most: usize,
+) -> Vec<(u32, String)> {
+    processes.into_iter().take(most).map(|one| (one.pid, name(one.pid))).collect()
 }

@@ -14,10 +14,15 @@ pub const MAX_ROTATED: u32 = 1000;
 
 impl Rights {
     /// Opens the log at a path and its rotated files (PATH.1, PATH.2, …) for reading, newest first. For a directory, the
-    /// log is NAME.log in it. Empty: there is no log yet. Blocks.
-    pub fn open_log_files(&self, path: &Path, name: &str) -> Result<Vec<File>, UserFileError> {
+    /// log is NAME.log in it. `oldest`: device and inode of the last file that is needed. Empty: there is no log yet. Blocks.
+    pub fn open_log_files(
+        &self,
+        path: &Path,
+        name: &str,
+        oldest: Option<(u64, u64)>,
+    ) -> Result<Vec<File>, UserFileError> {
         let name = name.to_owned();
-        let opened = self.with(path, move |path, rule| open_log_files(path, &name, rule));
+        let opened = self.with(path, move |path, rule| open_log_files(path, &name, rule, oldest));
         opened.map_err(|error| match error {
             FileError::Link => UserFileError::LogLink { path: path.to_owned() },
             error => self.explain("cannot read log_path", path, error),
@@ -25,7 +30,12 @@ impl Rights {
     }
 }
 
-fn open_log_files(path: &Path, name: &str, rule: WalkRule) -> Result<Vec<File>, FileError> {
+fn open_log_files(
+    path: &Path,
+    name: &str,
+    rule: WalkRule,
+    oldest: Option<(u64, u64)>,
+) -> Result<Vec<File>, FileError> {
     let (folder, log) = match log_entry(path, name, rule, false) {
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
         entry => entry?,
@@ -43,6 +53,9 @@ fn open_log_files(path: &Path, name: &str, rule: WalkRule) -> Result<Vec<File>, 
                 if !inodes.contains(&(meta.dev(), meta.ino())) {
                     inodes.push((meta.dev(), meta.ino()));
                     files.push(file);
+                }
+                if oldest == Some((meta.dev(), meta.ino())) {
+                    break;
                 }
             }
             // Between the two steps of a rotation, only the rotated file exists.

@@ -65,6 +65,12 @@ pub enum UserFileError {
 }
 
 impl UserFileError {
+    /// Whether the file does not exist.
+    pub fn is_missing(&self) -> bool {
+        let UserFileError::Path { source: FileError::Io(error), .. } = self else { return false };
+        error.kind() == io::ErrorKind::NotFound
+    }
+
     fn with_hint(mut self, more: String) -> UserFileError {
         if let UserFileError::Path { hint, .. } = &mut self {
             hint.push_str(&more);

@@ -12,7 +12,7 @@ mod operations;
 mod process;
 mod status;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,8 +46,12 @@ pub struct Abide {
 
 impl Abide {
     pub fn new(access: &ApiEndpoint) -> Result<Abide, ClientError> {
-        let generation = AtomicU64::new(0);
-        Ok(Abide { calls: ApiClient::new(access)?, generation, early: Mutex::new(None) })
+        Ok(Abide::of_client(ApiClient::new(access)?))
+    }
+
+    /// A backend with the connections and credentials of another client, without a lease.
+    pub fn of_client(calls: ApiClient) -> Abide {
+        Abide { calls, generation: AtomicU64::new(0), early: Mutex::new(None) }
     }
 
     pub fn calls(&self) -> &ApiClient {
@@ -109,6 +113,13 @@ impl Backend for Abide {
 
     async fn check_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
         self.status_of(subjects).await
+    }
+
+    async fn messages(
+        &self,
+        instances: &[InstanceKey],
+    ) -> Result<BTreeMap<InstanceKey, String>, BackendError> {
+        self.messages_of(instances).await
     }
 
     async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {

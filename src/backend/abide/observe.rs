@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::process::observed_instance;
 use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
-use crate::contract::{FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
+use crate::contract::{AccessInfo, FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
 use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
 
 /// Rows per page.
@@ -46,6 +46,30 @@ impl Abide {
         }
     }
 
+    /// The messages of these instances, also of those whose first start failed.
+    pub(super) async fn messages_of(
+        &self,
+        instances: &[InstanceKey],
+    ) -> Result<BTreeMap<InstanceKey, String>, BackendError> {
+        let Some(first) = instances.first() else { return Ok(BTreeMap::new()) };
+        let is_one = |same: fn(&InstanceKey) -> &str| instances.iter().all(|one| same(one) == same(first));
+        let filter = |name: &str, same: fn(&InstanceKey) -> &str| match is_one(same) {
+            true => format!("&{name}={}", escaped(same(first))),
+            false => String::new(),
+        };
+        let namespace = filter("namespace", |key| key.namespace.as_str());
+        let query = format!("&brief=1&attempts=1{namespace}{}", filter("name", |key| key.name.as_str()));
+        let meant: BTreeSet<&InstanceKey> = instances.iter().collect();
+        let rows = self.rows(&query).await?.into_iter();
+        let rows = rows.filter(|row| meant.contains(&row.instance));
+        let message = |row: GatewayProcess| match (row.message.is_empty(), row.exit) {
+            (false, _) => Some((row.instance, row.message)),
+            (true, Some(code)) if code != 0 => Some((row.instance, format!("exited with code {code}"))),
+            (true, _) => None,
+        };
+        Ok(rows.filter_map(message).collect())
+    }
+
     /// Fresh figures of an instance, and those of the last hour.
     pub async fn figures(&self, instance: &InstanceKey) -> Result<FigureSeries, BackendError> {
         let path = format!("/api/abide/v1/processes/figures?instance={}", escaped(&instance.to_string()));
@@ -54,6 +78,11 @@ impl Abide {
 
     pub async fn hosts(&self) -> Result<Vec<HostEntry>, BackendError> {
         read(&self.get("/api/abide/v1/hosts").await?)
+    }
+
+    /// What the app of this client may do.
+    pub async fn access(&self) -> Result<AccessInfo, BackendError> {
+        read(&self.get("/api/abide/v1/access").await?)
     }
 
     pub async fn tasks(&self) -> Result<Vec<TaskEntry>, BackendError> {

@@ -52,7 +52,13 @@ pub(super) fn observed_instance(
         health: Health::ALL.into_iter().find(|one| one.word() == row.health).unwrap_or_default(),
         since: row.since.as_deref().and_then(crate::clock::read),
         report_time: row.report_time.as_deref().and_then(crate::clock::read),
-        specs: ObservedSpecs { registered: given, live, ran },
+        specs: ObservedSpecs {
+            registered: given,
+            live,
+            is_live_assumed: row.live_spec_unknown && row.running,
+            ran,
+            drifted_files: row.drifted_files(),
+        },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })
 }

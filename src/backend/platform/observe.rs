@@ -365,7 +365,9 @@ fn seen(row: &StatusRow) -> ObservedInstance {
         specs: ObservedSpecs {
             registered: version(),
             live: if running { version() } else { KnownSpec::Unknown },
+            is_live_assumed: false,
             ran,
+            ..ObservedSpecs::default()
         },
         process: RunningProcess {
             pid: u32::try_from(row.pid).ok().filter(|pid| *pid > 0),

@@ -234,7 +234,12 @@ impl Fleet {
             running: Some(proc.live.is_some()),
             labels,
             owner: proc.owner.as_deref().map(Arc::from),
-            specs: ObservedSpecs { registered: version(&proc.given), live: version(&proc.live), ran },
+            specs: ObservedSpecs {
+                registered: version(&proc.given),
+                live: version(&proc.live),
+                ran,
+                ..ObservedSpecs::default()
+            },
             process: RunningProcess { pid: proc.pid, ..RunningProcess::default() },
             ..ObservedInstance::default()
         }

@@ -51,7 +51,7 @@ pub struct AgentArgs {
     pub sample_secs: u64,
     #[command(flatten)]
     pub transport: AgentTransportArgs,
-    /// Host policy: allowed users, namespaces and paths of processes [default: /etc/abide/agent.yaml, if it exists]
+    /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// List the instances in --data that the host policy or file permissions refuse, and exit with 3 if there are any
@@ -153,9 +153,12 @@ async fn run_until_stopped(args: &AgentArgs, join: &str, printer: &Printer) -> R
         check: Duration::from_secs(args.check_secs),
         sample: Duration::from_secs(args.sample_secs),
     };
-    let supervisor = Supervisor::open(&args.data, intervals, policy, reports)
-        .await
-        .map_err(|error| failed(error.to_string()))?;
+    let supervisor = tokio::select! {
+        opened = Supervisor::open(&args.data, intervals, policy, reports) => {
+            opened.map_err(|error| failed(error.to_string()))?
+        }
+        exit = signals.shutdown_signal() => return Ok(exit),
+    };
     let joining = JoinConfig {
         url: join.to_owned(),
         token_file: args.token_file.clone(),

@@ -5,41 +5,42 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::cli::args::PlainForm;
-use crate::cli::commands::manual::InstanceSelector;
+use crate::cli::commands::manual::InstanceArgs;
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
 use crate::cli::sync_status::{ProcessStatus, statuses};
-use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
+use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
 use crate::contract::{HistoryEntry, HoldDetails, InstanceChange, ProcessDetails, TargetProcess};
 use crate::control::history::changes;
+use crate::model::ProcessKey;
 use crate::store::{Store, keys};
 
 /// Show all details of one process or instance
 #[derive(Debug, clap::Args)]
 pub struct DescribeArgs {
-    /// Process to show, or one of its instances
-    #[arg(value_name = "NS/NAME[@HOST]")]
-    pub process: InstanceSelector,
     #[command(flatten)]
-    pub target: TargetArgs,
+    pub whom: InstanceArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DESCRIBE_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let unknown = || {
-        let message = format!("target {} has no process {}", args.target.target, args.process);
-        Failure::new(Exit::Failed, message).hint("`abide get processes` lists them")
-    };
-    let live = args.target.connect(LocalStart::Never)?.ok_or_else(unknown)?;
-    let unknown = || match live.list_note() {
-        Some(note) => unknown().hint(note),
-        None => unknown(),
+    let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
+        return Ok(nothing(args, None, printer));
     };
     let (rows, holds, statuses, history) = runtime()?.block_on(async {
-        let mut rows = live.rows("&attempts=1", BTreeSet::from([args.process.namespace().clone()])).await?;
-        rows.retain(|row| args.process.matches(row.instance()));
+        let selection = args.whom.select.selection();
+        let named = args.whom.names().map(|name| name.namespace.clone());
+        let namespaces: BTreeSet<_> = named.chain(selection.named_namespaces()).collect();
+        let mut rows = live.rows("&attempts=1", namespaces).await?;
+        let is_instance = |name: &ProcessKey| rows.iter().any(|row| row.instance().process() == *name);
+        let declared = match args.whom.names().all(is_instance) {
+            true => DeclaredNames::default(),
+            false => DeclaredNames::read(&live).await,
+        };
+        rows.retain(|row| declared.means(&args.whom, &selection, row.instance(), row.labels()));
         for row in rows.iter_mut().take(MAX_MEASURED) {
             measure(&live, row).await;
         }
@@ -63,13 +64,30 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
         })
         .collect();
     if rows.is_empty() {
-        return Err(unknown());
+        let named: Vec<_> = args.whom.names().map(|name| name.namespace.clone()).collect();
+        runtime()?.block_on(live.check_namespaces(&named))?;
+        return Ok(nothing(args, live.list_note(), printer));
     }
     match args.output {
         PlainForm::Json => printer.data(&format!("{:#}\n", Value::Array(rows))),
         PlainForm::Text => printer.styled(&rows.iter().map(render).collect::<String>()),
     }
     Ok(Exit::Done)
+}
+
+/// Reports that the target has no such process. A reading verb exits with 0 then.
+fn nothing(args: &DescribeArgs, note: Option<String>, printer: &Printer) -> Exit {
+    let names: Vec<String> = args.whom.processes.iter().map(ToString::to_string).collect();
+    let target = &args.whom.target.target;
+    printer.info(&match names.is_empty() {
+        true => format!("target {target} has no process that matches the selection"),
+        false => format!("target {target} has no process {}", names.join(", ")),
+    });
+    printer.info(&note.unwrap_or_else(|| "`abide get processes` lists them".to_owned()));
+    if args.output == PlainForm::Json {
+        printer.data("[]\n");
+    }
+    Exit::Done
 }
 
 /// Maximum instances whose figures are measured; the others have those of the last sample.

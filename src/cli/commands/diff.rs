@@ -14,15 +14,16 @@ use crate::cli::output::print::{BOLD, DIM, Printer, quoted, visible};
 use crate::cli::{Exit, Failure};
 use crate::contract::{self, FieldDifference, Sides};
 use crate::model::{
-    DesiredInstance, Field, HoldReason, HostKey, InstanceKey, KnownSpec, Plan, Presence, Present, ProcessKey,
-    Spec, State,
+    AutoType, DesiredInstance, Field, HoldReason, HostKey, InstanceKey, KnownSpec, Op, Plan, Presence,
+    Present, ProcessKey, Spec, State,
 };
+use crate::reconcile::drifted_files;
 use crate::reconcile::why::{Part, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // Exit code 1 means differences, so errors exit with 2.
     let planned = read_and_plan(&args.input, printer).map_err(|failure| match failure.exit {
-        Exit::InvalidManifest | Exit::Unreachable => failure,
+        Exit::InvalidManifest | Exit::Unreachable | Exit::Forbidden => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
     });
     let (input, plan) = planned.inspect_err(|failure| {
@@ -56,6 +57,8 @@ struct Difference<'a> {
     owner: (Option<&'a str>, &'a str),
     given: Option<Vec<Part>>,
     live: Option<Vec<Part>>,
+    /// Files of the configmap that differ on the host.
+    files: Vec<&'a String>,
     /// Why the plan holds it.
     held: Option<HoldReason>,
 }
@@ -68,7 +71,11 @@ fn differences<'a>(input: &'a PlanInput, plan: &Plan) -> Vec<Difference<'a>> {
     let moved: BTreeMap<&InstanceKey, &InstanceKey> =
         plan.steps().filter_map(|step| Some((&step.instance, step.from.as_ref()?))).collect();
     let old: BTreeSet<&InstanceKey> = moved.values().copied().collect();
+    let starts: BTreeSet<&InstanceKey> =
+        plan.steps().filter(|step| step.op == Op::Start).map(|step| &step.instance).collect();
+    let drifted = drifted(input);
     let touched = plan.steps().map(|step| &step.instance).chain(held.keys().copied());
+    let touched = touched.chain(drifted.keys().copied());
     let touched: BTreeSet<&InstanceKey> = touched.filter(|key| !old.contains(key)).collect();
     let mut all = Vec::new();
     for key in touched {
@@ -84,9 +91,42 @@ fn differences<'a>(input: &'a PlanInput, plan: &Plan) -> Vec<Difference<'a>> {
             Presence::Unknown(why) => Err(why),
         };
         let held = held.get(key).copied();
-        all.push(Difference { from, ..difference(key, want, seen, held, &input.rules.owner) });
+        let files = drifted.get(key).cloned().unwrap_or_default();
+        let mut one = Difference { from, files, ..difference(key, want, seen, held, &input.rules.owner) };
+        one.ignore_pending_run(starts.contains(key));
+        all.push(one);
     }
     all
+}
+
+/// Declared instances with files that differ from the configmap.
+fn drifted(input: &PlanInput) -> BTreeMap<&InstanceKey, Vec<&String>> {
+    let rules = &input.rules;
+    let is_drifted = |(key, want): (_, &'_ DesiredInstance)| {
+        let seen = input.observed.instances.get(key).filter(|seen| !seen.specs.drifted_files.is_empty())?;
+        let is_ours = seen.owner.as_deref() == Some(rules.owner.as_str());
+        let is_meant = rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels);
+        let files: Vec<&String> = drifted_files(seen, want).collect();
+        (is_ours && is_meant && !files.is_empty()).then_some((key, files))
+    };
+    input.loaded.desired.instances.iter().filter_map(is_drifted).collect()
+}
+
+impl Difference<'_> {
+    /// A process between two runs is as wanted: a scheduled one that is supervised, and a one-shot or a completed one that
+    /// this plan does not start.
+    fn ignore_pending_run(&mut self, starts: bool) {
+        let Some(want) = self.want.filter(|want| want.origin.state == State::Running) else { return };
+        let Ok(Some(present)) = self.seen else { return };
+        let is_between_runs = match want.spec.monitor.auto_type {
+            AutoType::Periodic => present.hosted,
+            AutoType::OneShot => !starts,
+            AutoType::Resident => !starts && present.seen().completed,
+        };
+        if is_between_runs && (present.registered || present.hosted) {
+            self.state.0 = self.state.1.to_owned();
+        }
+    }
 }
 
 fn difference<'a>(
@@ -127,11 +167,13 @@ fn difference<'a>(
         state: (state.to_owned(), want.map_or(State::Absent, |want| want.origin.state).word()),
         owner: (present.and_then(|present| present.seen().owner.as_deref()), owner),
         given: if absent {
-            Some(fields(&empty, new, &known))
+            // A process that does not exist has no values, also no defaults.
+            Some(fields(&empty, new, &known).into_iter().map(|(field, _, new)| (field, None, new)).collect())
         } else {
             compared(held_spec, |present| &present.seen().specs.registered)
         },
         live: compared(runs, |present| &present.seen().specs.live),
+        files: Vec::new(),
         held,
     }
 }
@@ -145,7 +187,7 @@ fn fields(old: &Spec, new: &Spec, known: &[&Spec]) -> Vec<Part> {
 }
 
 fn document(difference: &Difference<'_>) -> contract::Difference {
-    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
+    let Difference { key, from, want, seen, state, owner, given, live, files, held } = difference;
     let fields = |parts: &Option<Vec<Part>>| {
         parts.as_ref().map(|parts| {
             let parts = parts.iter().cloned();
@@ -160,6 +202,7 @@ fn document(difference: &Difference<'_>) -> contract::Difference {
         given: fields(given),
         live: fields(live),
         unknown: seen.err().map(str::to_owned),
+        files: files.iter().map(|path| (*path).clone()).collect(),
         held: *held,
         at: want.map(|want| want.origin.place.to_string()),
     }
@@ -185,7 +228,7 @@ fn text(differences: &[Difference<'_>]) -> String {
 }
 
 fn body(difference: &Difference<'_>) -> String {
-    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
+    let Difference { key, from, want, seen, state, owner, given, live, files, held } = difference;
     let mut text = String::new();
     let wanted = want.map_or("declared by no manifest".to_owned(), |want| want.origin.place.to_string());
     text.push_str(&format!("  {DIM}wanted: {wanted}{DIM:#}\n"));
@@ -201,7 +244,8 @@ fn body(difference: &Difference<'_>) -> String {
         text.push_str(&lines("", &[("name".to_owned(), Some(names.0), Some(names.1))]));
     }
     if state.0 != state.1 {
-        text.push_str(&lines("", &[("state".to_owned(), Some(state.0.clone()), Some(state.1.to_owned()))]));
+        let old = Some(state.0.clone()).filter(|old| old != "absent");
+        text.push_str(&lines("", &[("state".to_owned(), old, Some(state.1.to_owned()))]));
     }
     if state.0 != "absent" && owner.0 != Some(owner.1) && want.is_some() {
         let old = owner.0.map(str::to_owned);
@@ -217,6 +261,12 @@ fn body(difference: &Difference<'_>) -> String {
                 }
             }
         }
+    }
+    for path in files {
+        let path = visible(path);
+        text.push_str(&format!(
+            "  {REMOVED}! {path}{REMOVED:#}: the file on the host differs from the configmap\n"
+        ));
     }
     if given.is_none() && live.is_none() && state.0 != "absent" {
         text.push_str("  the process exists, and its spec is unknown\n");

@@ -8,10 +8,11 @@ use crate::backend::{AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
 use crate::cli::local::Home;
 use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
-use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, runtime};
+use crate::cli::target::access::FORBIDDEN_HINT;
+use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::contract::{HostCertificate, HostEntry};
+use crate::contract::{AccessInfo, HostCertificate, HostEntry};
 use crate::error_chain::chain;
 use crate::permissions::check_private;
 
@@ -143,7 +144,7 @@ async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostEntry>>, BackendEr
 /// The remedy for an error of the target.
 fn remedy(error: &BackendError) -> &'static str {
     match error {
-        BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted => NAMESPACES_HINT,
+        error if error.is_forbidden() => FORBIDDEN_HINT,
         BackendError::Refused(refusal) if refusal.reason == RefusalReason::WrongCredentials => {
             "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
         }
@@ -159,8 +160,9 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
         Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),
     };
     let begin = std::time::Instant::now();
-    let answer = runtime()?
-        .block_on(async { tokio::time::timeout(Duration::from_secs(10), hosts(&live.backend)).await });
+    let runtime = runtime()?;
+    let answer =
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), hosts(&live.backend)).await });
     let url = live.backend.url().to_owned();
     let hosts = match answer {
         Ok(Ok(hosts)) => hosts,
@@ -190,8 +192,40 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
         findings.push(Finding::Well(what));
         return Ok(findings);
     };
+    if args.target.target != "local" {
+        findings.extend(runtime.block_on(live.access()).iter().flat_map(access));
+    }
     findings.extend(agents(&hosts));
     Ok(findings)
+}
+
+/// The grant of the app, and the end of its secret.
+fn access(info: &AccessInfo) -> Vec<Finding> {
+    const SOON_MS: i64 = 14 * 24 * 3_600_000;
+    let app = &info.app;
+    let list = |names: &[String]| names.join(", ");
+    let mut findings = vec![Finding::Well(format!(
+        "app {app} has role {}, namespaces {}, hosts {}, owners {}",
+        info.role,
+        list(&info.namespaces),
+        list(&info.hosts),
+        info.owners.as_deref().map_or("any".to_owned(), list),
+    ))];
+    if info.users.is_none() {
+        findings.push(Finding::Warning(
+            format!("app {app} has no `users`: its processes may run as any account, also root"),
+            "list the accounts of its processes in the gateway's apps file: `users: [www]`".to_owned(),
+        ));
+    }
+    if let Some(at) = info.expires.as_deref().and_then(clock::read)
+        && at.0.saturating_sub(clock::now().0) < SOON_MS
+    {
+        findings.push(Finding::Warning(
+            format!("the secret of app {app} expires at {at}"),
+            "add a second secret to the gateway's apps file (`secrets:`), and use that one here".to_owned(),
+        ));
+    }
+    findings
 }
 
 /// The agents of a gateway: connected, with matching clocks and versions.

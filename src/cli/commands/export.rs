@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
@@ -22,15 +23,18 @@ pub struct ExportArgs {
 
 pub fn run(args: &ExportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.target.connect(LocalStart::Never)? else { return Ok(Exit::Done) };
-    let world = runtime()?.block_on(live.observe_for(&Desired::default(), Some(BTreeSet::new())))?;
-    let observed = &world.observed;
     let selection = args.select.selection();
+    let (world, declared) = runtime()?.block_on(async {
+        let world = live.observe_for(&Desired::default(), Some(BTreeSet::new())).await?;
+        Ok::<_, Failure>((world, DeclaredNames::read(&live).await))
+    })?;
+    let observed = &world.observed;
     let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
     // Index into `kinds` by process, state and spec.
     let mut indexes: HashMap<(ProcessKey, &str, _), usize> = HashMap::new();
     let mut unknown = 0;
     for (key, seen) in &observed.instances {
-        if !selection.means(key, None, &seen.labels) {
+        if !selection.means(key, declared.of(key), &seen.labels) {
             continue;
         }
         let Some(spec) = seen.specs.registered.spec() else {

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, problem, visible};
 use crate::cli::output::table::{Align, Table};
 use crate::cli::sync_status::statuses;
@@ -127,8 +128,14 @@ async fn rows(
 ) -> Result<Vec<Value>, Failure> {
     let selection = args.select.selection();
     let namespaces = selection.named_namespaces();
+    // Only a name may be that of several instances.
+    let names = match selection.include.is_empty() && selection.exclude.is_empty() {
+        true => DeclaredNames::default(),
+        false => DeclaredNames::read(live).await,
+    };
     let is_meant = |row: &TargetProcess| {
-        selection.is_everything() || selection.means(row.instance(), None, row.labels())
+        let key = row.instance();
+        selection.is_everything() || selection.means(key, names.of(key), row.labels())
     };
     let rows = match args.kind {
         Kind::Processes | Kind::Orphans => {
@@ -141,12 +148,11 @@ async fn rows(
                 _ => {
                     let statuses = statuses(live).await?;
                     // Without an active revision to compare with, the sync status is unknown.
-                    let sync =
-                        |key: &InstanceKey| statuses.get(key).map_or(SyncStatus::Unknown, |one| one.sync);
-                    meant
-                        .map(|row| (sync(row.instance()), row))
-                        .map(|(sync, row)| value(row.listed(sync)))
-                        .collect()
+                    let listed = |row: TargetProcess| match statuses.get(row.instance()) {
+                        None => row.listed(SyncStatus::Unknown),
+                        Some(one) => ListedProcess { source: one.declared.clone(), ..row.listed(one.sync) },
+                    };
+                    meant.map(listed).map(value).collect()
                 }
             }
         }
@@ -170,7 +176,8 @@ async fn rows(
             };
             let labels =
                 |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
-            let meant = |hold: &Hold| selection.means(&hold.instance, None, &labels(&hold.instance));
+            let is_selected = |key: &InstanceKey| selection.means(key, names.of(key), &labels(key));
+            let meant = |hold: &Hold| is_selected(&hold.instance);
             let holds = holds.iter().filter(|hold| meant(hold)).map(HoldRow::from);
             // A pause of the whole target applies to every selected namespace.
             let of = |pause: &Pause| {
@@ -180,7 +187,7 @@ async fn rows(
             let pauses = pauses.iter().filter(|pause| of(pause)).map(HoldRow::from);
             let suspended = suspended::read_all_owners(&live.state).await;
             let suspended = suspended.map_err(|error| live.failure(&error))?.into_iter();
-            let suspended = suspended.filter(|(key, _)| selection.means(key, None, &labels(key)));
+            let suspended = suspended.filter(|(key, _)| is_selected(key));
             let suspended = suspended.map(|(key, suspended)| HoldRow {
                 what: key.to_string(),
                 by: "watch".to_owned(),
@@ -339,6 +346,11 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
             format!("{:.1}MB", bytes / 1e6)
         }
         (Kind::Hosts, "certificate") => describe_certificate(&row[field]),
+        (Kind::Processes, "message") if row[field].as_str().is_none_or(str::is_empty) => {
+            let drifted = row["drifted_files"][0].as_str();
+            drifted
+                .map_or("-".to_owned(), |path| format!("file differs from the configmap: {}", visible(path)))
+        }
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         // Milliseconds in JSON, a time for people.
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),

@@ -32,8 +32,7 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
                 let newest = history::newest(&live.state, &owner, history::MAX_ENTRIES).await?;
                 Ok((newest, pin::read(&live.state, &owner).await?))
             });
-            let (newest, pinned) =
-                read.map_err(|error: Error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            let (newest, pinned) = read.map_err(|error: Error| live.failure(&error))?;
             (newest, pinned.map(|(pin, _)| pin))
         }
     };
@@ -72,6 +71,11 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
             visible(&entry.source),
             operations.join(", ")
         ));
+        // The first failure is usually the cause of the others.
+        if let Some(step) = entry.steps.iter().find(|step| !step.message.is_empty()) {
+            let message = step.message.lines().map(visible).collect::<Vec<_>>().join(" ");
+            printer.styled(&format!("    {} {}: {message}\n", step.op, visible(&step.instance.to_string())));
+        }
     }
     Ok(Exit::Done)
 }

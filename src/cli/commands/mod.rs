@@ -1,5 +1,6 @@
 //! The verbs of the command line: one module per verb; `manual` has the verbs that operate on instances.
 
+pub mod access;
 pub mod agent;
 pub mod apply;
 pub mod completions;
@@ -20,12 +21,14 @@ pub mod lease;
 pub mod logs;
 pub mod man;
 pub mod manual;
+pub mod own;
 pub mod plan;
 pub mod rollback;
 pub mod schema;
 pub mod serve;
 pub mod status;
 pub mod token;
+pub mod unprotect;
 pub mod up;
 pub mod validate;
 pub mod version;

@@ -20,6 +20,7 @@ use crate::contract::HistoryEntry;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::stored_revisions::{self, Snapshot};
+use crate::engine::other_sources::contains;
 use crate::manifest;
 use crate::model::ManifestRevision;
 use crate::reconcile::Caps;
@@ -102,7 +103,26 @@ async fn roll_back(
     let active = stored_revisions::active(&live.state, owner).await.map_err(broken)?.0;
     let history = history::newest(&live.state, owner, history::MAX_ENTRIES).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(active.as_ref().map(|active| &active.revision));
-    let snapshot = find_revision(to, &known, &history, now)?;
+    // A rollback stays within its source: other revisions declare other processes.
+    let source = active.as_ref().map(|active| active.source.as_str());
+    let is_of_source = |snapshot: &Snapshot| {
+        source.is_none_or(|source| contains(source, &snapshot.source) || contains(&snapshot.source, source))
+    };
+    let within: Vec<Snapshot> = known.iter().filter(|snapshot| is_of_source(snapshot)).cloned().collect();
+    let snapshot = match to {
+        "previous" => find_revision(to, &within, &history, now)?,
+        _ => find_revision(to, &known, &history, now)?,
+    };
+    if !is_of_source(snapshot) {
+        let message = format!(
+            "revision {} is from {}, and the active one from {}",
+            snapshot.revision.short(),
+            visible(&snapshot.source),
+            visible(source.unwrap_or_default())
+        );
+        let hint = "a rollback stays within its source: apply these manifests instead";
+        return Err(Failure::refused("SourceChanged", message).hint(hint));
+    }
     let texts = stored_revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
     let limits = args.limits.limits();
     let loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
@@ -209,7 +229,14 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
         offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
         limits: args.limits.clone(),
     };
-    ApplyArgs { input, yes: args.yes, going: args.going.clone(), junit: None, output: args.output }
+    ApplyArgs {
+        input,
+        yes: args.yes,
+        force: false,
+        going: args.going.clone(),
+        junit: None,
+        output: args.output,
+    }
 }
 
 /// A pin as text.

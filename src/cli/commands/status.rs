@@ -3,19 +3,23 @@
 use std::collections::BTreeMap;
 
 use crate::cli::args::{PlainForm, parse_switch};
+use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::watch::source::short_id;
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::local::Home;
 use crate::cli::output::print::{BOLD, Printer, WARNING, count, visible};
 use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::contract::{
-    self, ActiveSource, NextAction, OutOfSyncInstance, PinnedOwner, TargetDown, TargetReport,
+    self, ActiveSource, DriftedFile, NextAction, OutOfSyncInstance, PinnedOwner, PublishedStatus, TargetDown,
+    TargetReport,
 };
 use crate::control::pin::Pin;
 use crate::control::stored_revisions::{self, ActiveRevision};
-use crate::model::{Health, HoldReason, HostKey, InstanceKey, ObservedInstance};
+use crate::engine::published_status;
+use crate::model::{Health, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Selection};
 use crate::reconcile::SyncStatus;
 use crate::store::Error;
 
@@ -24,7 +28,10 @@ use crate::store::Error;
 pub struct StatusArgs {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Exit with 3 if any process is out of sync or unhealthy. Held and paused processes are ignored, except those `watch`
+    #[command(flatten)]
+    pub select: SelectArgs,
+    /// Exit with 3 if any process is out of sync, unhealthy or on an unknown host, or if a running `watch` has a problem. Held
+    /// and paused processes are ignored, except those `watch`
     /// has given up on
     #[arg(long, env = "ABIDE_CHECK", value_parser = parse_switch)]
     pub check: bool,
@@ -43,71 +50,218 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
         let has_state = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
         return Ok(if args.check && has_state { Exit::Incomplete } else { Exit::Done });
     };
-    let (observed, hosts, (holds, pauses), pins, statuses, active) = runtime()?.block_on(async {
-        let observed = live.observe_all().await?;
+    let found = runtime()?.block_on(StatusView::read(&live, &args.select.selection()))?;
+    let exit = if args.check && !found.is_in_order() { Exit::Incomplete } else { Exit::Done };
+    match args.output {
+        PlainForm::Json => printer.data(&contract::pretty(&found.report(&live))),
+        PlainForm::Text => printer.styled(&found.text(&live)),
+    }
+    Ok(exit)
+}
+
+/// What `status` shows of a target.
+struct StatusView {
+    hosts: usize,
+    hosts_without_agent: usize,
+    processes: usize,
+    running: usize,
+    /// Selected instances that are out of sync or unhealthy, each with the reason.
+    wrong: BTreeMap<InstanceKey, String>,
+    drifted: Vec<DriftedFile>,
+    /// Adopted processes that were not restarted since.
+    unknown_specs: Vec<InstanceKey>,
+    holds: usize,
+    pauses: usize,
+    pins: Vec<(String, Pin)>,
+    active: Vec<(String, ActiveRevision)>,
+    controllers: Vec<PublishedStatus>,
+}
+
+impl StatusView {
+    async fn read(live: &ConnectedTarget, selection: &Selection) -> Result<StatusView, Failure> {
+        let mut observed = live.observe_all().await?;
         let hosts = live.hosts(&observed).await?;
-        let statuses = statuses(&live).await?;
-        let active = active_revisions(&live).await?;
-        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?, statuses, active))
-    })?;
-    // The observed state takes precedence over the manifest's reason.
-    let mut wrong: BTreeMap<&InstanceKey, String> =
-        statuses.iter().filter_map(|(key, status)| Some((key, out_of_sync_reason(status)?))).collect();
-    let unhealthy = |(key, seen)| Some((key, unhealthy_reason(key, seen, &observed.gaps)?));
-    wrong.extend(observed.instances.iter().filter_map(unhealthy));
-    let running = observed.instances.values().filter(|seen| seen.running == Some(true)).count();
-    let dead = hosts.iter().filter(|host| !host.agent).count();
-    let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
-    if args.output == PlainForm::Json {
-        let wrong = wrong.iter();
-        let whole = TargetReport {
-            running: true,
-            url: live.backend.url().to_owned(),
+        let mut statuses = statuses(live).await?;
+        let (holds, pauses) = live.restraints().await?;
+        if !selection.is_everything() {
+            let declared = DeclaredNames::read(live).await;
+            let none = BTreeMap::new();
+            statuses.retain(|key, _| {
+                let labels = observed.instances.get(key).map_or(&none, |seen| &seen.labels);
+                selection.means(key, declared.of(key), labels)
+            });
+            observed.instances.retain(|key, seen| selection.means(key, declared.of(key), &seen.labels));
+        }
+        // The observed state takes precedence over the manifest's reason.
+        let mut wrong: BTreeMap<InstanceKey, String> = statuses
+            .iter()
+            .filter_map(|(key, status)| Some((key.clone(), out_of_sync_reason(status)?)))
+            .collect();
+        let unhealthy = |(key, seen): (&InstanceKey, &ObservedInstance)| {
+            Some((key.clone(), unhealthy_reason(key, seen, &observed.gaps)?))
+        };
+        wrong.extend(observed.instances.iter().filter_map(unhealthy));
+        Ok(StatusView {
             hosts: hosts.len(),
-            hosts_without_agent: dead,
+            hosts_without_agent: hosts.iter().filter(|host| !host.agent).count(),
             processes: observed.instances.len(),
-            processes_running: running,
-            not_as_told: wrong
-                .map(|(key, why)| OutOfSyncInstance { instance: (*key).clone(), why: why.clone() })
-                .collect(),
+            running: observed.instances.values().filter(|seen| seen.running == Some(true)).count(),
+            wrong,
+            drifted: observed.instances.iter().flat_map(drifted_files).collect(),
+            unknown_specs: unknown_specs(&observed),
             holds: holds.len(),
             pauses: pauses.len(),
-            pins: pins.iter().map(pinned_owner).collect(),
-            sources: active.iter().map(active_source).collect(),
-        };
-        printer.data(&contract::pretty(&whole));
-        return Ok(exit);
+            pins: live.pins().await?,
+            active: active_revisions(live).await?,
+            controllers: controllers(live).await?,
+        })
     }
-    let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
-    text.push_str(&format!("{}, {dead} without an agent\n", count(hosts.len(), "host")));
-    text.push_str(&format!("{}, {running} running", count(observed.instances.len(), "process")));
-    let restraints = [(holds.len(), "hold"), (pauses.len(), "pause")];
-    text.extend(
-        restraints.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count(n, what))),
-    );
-    text.push('\n');
-    for (owner, active) in &active {
-        let commit =
-            active.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
-        let (owner, revision, source) =
-            (visible(owner), short_id(active.revision.as_str()), visible(&active.source));
-        text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
+
+    /// Whether nothing needs attention: all instances are in sync and healthy, and running controllers follow their
+    /// sources.
+    fn is_in_order(&self) -> bool {
+        self.wrong.is_empty() && self.controllers.iter().all(|one| !one.running || problem(one).is_none())
     }
-    for (owner, pin) in &pins {
+
+    fn report(&self, live: &ConnectedTarget) -> TargetReport {
+        let wrong = self.wrong.iter();
+        TargetReport {
+            running: true,
+            url: live.backend.url().to_owned(),
+            hosts: self.hosts,
+            hosts_without_agent: self.hosts_without_agent,
+            processes: self.processes,
+            processes_running: self.running,
+            not_as_told: wrong
+                .map(|(key, why)| OutOfSyncInstance { instance: key.clone(), why: why.clone() })
+                .collect(),
+            unknown_specs: self.unknown_specs.clone(),
+            drifted_files: self.drifted.clone(),
+            holds: self.holds,
+            pauses: self.pauses,
+            pins: self.pins.iter().map(pinned_owner).collect(),
+            sources: self.active.iter().map(active_source).collect(),
+            controllers: self.controllers.clone(),
+        }
+    }
+
+    /// Counts first, then the instances that need attention, grouped by reason.
+    fn text(&self, live: &ConnectedTarget) -> String {
+        let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
         text.push_str(&format!(
-            "{:?} is {WARNING}pinned{WARNING:#} to {}\n",
-            visible(owner),
-            describe_pin(pin)
+            "{}, {} without an agent\n",
+            count(self.hosts, "host"),
+            self.hosts_without_agent
+        ));
+        text.push_str(&format!("{}, {} running", count(self.processes, "process"), self.running));
+        let restraints = [(self.holds, "hold"), (self.pauses, "pause")];
+        let restraints = restraints.into_iter().filter(|(n, _)| *n > 0);
+        text.extend(restraints.map(|(n, what)| format!(", {}", count(n, what))));
+        text.push('\n');
+        for (owner, active) in &self.active {
+            let commit =
+                active.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
+            let (owner, revision, source) =
+                (visible(owner), short_id(active.revision.as_str()), visible(&active.source));
+            text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
+        }
+        for (owner, pin) in &self.pins {
+            let (owner, pin) = (visible(owner), describe_pin(pin));
+            text.push_str(&format!("{owner:?} is {WARNING}pinned{WARNING:#} to {pin}\n"));
+        }
+        self.controllers.iter().for_each(|one| text.push_str(&controller_text(one)));
+        let drift = self.drifted.iter();
+        let drift =
+            drift.map(|file| (&file.instance, format!("file differs from the configmap: {}", file.path)));
+        let wrong = self.wrong.iter().map(|(key, why)| (key, why.clone()));
+        text.push_str(&groups(wrong.chain(drift)));
+        self.unknown_specs.iter().for_each(|key| text.push_str(&unknown_spec_line(key)));
+        if self.wrong.is_empty() {
+            text.push_str("all processes are in sync and healthy\n");
+        }
+        text
+    }
+}
+
+/// The published controllers. Of several owners, those that run come first.
+async fn controllers(live: &ConnectedTarget) -> Result<Vec<PublishedStatus>, Failure> {
+    let broken = |error: Error| live.failure(&error);
+    let leases = live.state.leases().await.map_err(broken)?;
+    let mut all = published_status::read(&live.state, &leases).await.map_err(broken)?;
+    all.sort_by_key(|one| !one.running);
+    Ok(all)
+}
+
+/// What prevents a controller from following its manifests.
+fn problem(one: &PublishedStatus) -> Option<String> {
+    if let Some(error) = &one.source_error {
+        return Some(format!("the source is not followed: {error}"));
+    }
+    if let Some(failure) = &one.failure {
+        return Some(failure.clone());
+    }
+    let first = one.first_errors.first()?;
+    Some(format!("{} in the manifests: {first}", count(one.errors, "error")))
+}
+
+fn controller_text(one: &PublishedStatus) -> String {
+    let (owner, source, host) = (visible(&one.owner), visible(&one.source), visible(&one.host));
+    if !one.running {
+        return format!("{owner:?}: no controller runs; the last one followed {source}\n");
+    }
+    let mut text = format!("{owner:?}: watched from {host} (process {}), following {source}", one.pid);
+    let more = [
+        (!one.follow).then(|| "not following new revisions (--follow no)".to_owned()),
+        (one.suspended > 0).then(|| format!("{} suspended", one.suspended)),
+        (!one.rollouts.is_empty()).then(|| format!("rolling out {}", visible(&one.rollouts.join(", ")))),
+    ];
+    text.extend(more.into_iter().flatten().map(|more| format!(", {more}")));
+    text.push('\n');
+    text.extend(problem(one).map(|why| format!("  {WARNING}!{WARNING:#} {}\n", visible(&why))));
+    text
+}
+
+/// Instances by reason, the largest group first. Of a long list, some are named and the others counted.
+fn groups<'k>(instances: impl Iterator<Item = (&'k InstanceKey, String)>) -> String {
+    const NAMED: usize = 5;
+    const MAX_GROUPS: usize = 12;
+    let mut by_reason: BTreeMap<String, Vec<&InstanceKey>> = BTreeMap::new();
+    instances.for_each(|(key, why)| by_reason.entry(why).or_default().push(key));
+    let mut groups: Vec<(String, Vec<&InstanceKey>)> = by_reason.into_iter().collect();
+    groups.sort_by_key(|(_, keys)| std::cmp::Reverse(keys.len()));
+    let mut text = String::new();
+    for (why, keys) in groups.iter().take(MAX_GROUPS) {
+        for key in keys.iter().take(NAMED) {
+            let (key, why) = (visible(&key.to_string()), visible(why));
+            text.push_str(&format!("  {WARNING}!{WARNING:#} {key}  {why}\n"));
+        }
+        if keys.len() > NAMED {
+            let more = count(keys.len() - NAMED, "more instance");
+            text.push_str(&format!("  {WARNING}!{WARNING:#} and {more}: {}\n", visible(why)));
+        }
+    }
+    if groups.len() > MAX_GROUPS {
+        let more: usize = groups[MAX_GROUPS..].iter().map(|(_, keys)| keys.len()).sum();
+        let more = count(more, "more instance");
+        text.push_str(&format!(
+            "  {WARNING}!{WARNING:#} and {more} for other reasons: `abide status -o json`\n"
         ));
     }
-    for (key, why) in &wrong {
-        text.push_str(&format!("  {WARNING}!{WARNING:#} {}  {}\n", visible(&key.to_string()), visible(why)));
-    }
-    if wrong.is_empty() {
-        text.push_str("all processes are in sync and healthy\n");
-    }
-    printer.styled(&text);
-    Ok(exit)
+    text
+}
+
+fn drifted_files((key, seen): (&InstanceKey, &ObservedInstance)) -> Vec<DriftedFile> {
+    let file = |path: &String| DriftedFile { instance: key.clone(), path: path.clone() };
+    seen.specs.drifted_files.iter().map(file).collect()
+}
+
+fn unknown_specs(observed: &Observed) -> Vec<InstanceKey> {
+    let unknown = observed.instances.iter().filter(|(_, seen)| seen.specs.is_live_assumed);
+    unknown.map(|(key, _)| key.clone()).collect()
+}
+
+fn unknown_spec_line(key: &InstanceKey) -> String {
+    format!("  {}  runs with an unknown spec: adopted, and not restarted since\n", visible(&key.to_string()))
 }
 
 /// The active revision of each owner.
@@ -146,6 +300,10 @@ fn pinned_owner((owner, pin): &(String, Pin)) -> PinnedOwner {
 /// given up on.
 fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
     let given_up = [HoldReason::NotConverging, HoldReason::RolledBack];
+    let unknown = |next: &NextAction| match next {
+        NextAction::Held { held, detail } if held.is_unknown() => Some(format!("unknown: {detail}")),
+        NextAction::Held { .. } | NextAction::Step { .. } => None,
+    };
     let held = |next: &NextAction| match next {
         NextAction::Held { held, .. } => Some(*held),
         NextAction::Step { .. } => None,
@@ -158,11 +316,9 @@ fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
             return Some(format!("out of sync, and watch has given up: {}", held.word()));
         }
         SyncStatus::OutOfSync => {}
-        SyncStatus::InSync
-        | SyncStatus::Unknown
-        | SyncStatus::Held
-        | SyncStatus::Paused
-        | SyncStatus::Orphan => return None,
+        // A declared instance on a host that cannot be observed.
+        SyncStatus::Unknown => return status.next.iter().find_map(unknown),
+        SyncStatus::InSync | SyncStatus::Held | SyncStatus::Paused | SyncStatus::Orphan => return None,
     }
     let ops = status.next.iter().filter_map(|next| match next {
         NextAction::Step { op, .. } => Some(op.word()),

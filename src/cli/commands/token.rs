@@ -14,7 +14,7 @@ use crate::model::{HostKey, seconds};
 /// Create, list and revoke one-time join tokens of agents
 ///
 /// An agent exchanges a join token for a client certificate of the gateway's CA (`abide serve --ca-dir`). The app of the
-/// target must have every namespace.
+/// target needs role admin with every namespace, host and owner.
 #[derive(Debug, clap::Args)]
 pub struct TokenArgs {
     #[command(subcommand)]

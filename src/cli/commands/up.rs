@@ -56,9 +56,12 @@ pub struct UpArgs {
     /// Seconds between checks of health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
-    /// Host policy: allowed users, namespaces and paths of processes [default: /etc/abide/agent.yaml, if it exists]
+    /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Policy for the manifests: allowed namespaces, hosts, users and paths, and budgets. No manifest can widen it
+    #[arg(long, env = "ABIDE_POLICY", value_name = "FILE")]
+    pub manifest_policy: Option<PathBuf>,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
@@ -84,7 +87,12 @@ pub fn run(args: &UpArgs, printer: &Printer) -> Result<Exit, Failure> {
 
 async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
-    let controller = watch_over::ControllerArgs::with_defaults(owner(args)?);
+    let mut controller = watch_over::ControllerArgs::with_defaults(owner(args)?);
+    if !args.paths.is_empty() {
+        controller.bounds.policy.clone_from(&args.manifest_policy);
+    }
+    // An invalid policy ends it before anything starts.
+    controller.bounds.read_policy()?;
     let mut signals = Signals::listen()?;
     let home = Home::find()?;
     home.create()?;
@@ -228,9 +236,16 @@ async fn run_controller(
     if let Some(notifiers) = notifiers
         && let Some(live) = TargetArgs::local().connect_local(LocalStart::Never)?
     {
-        watch_over::run_with_defaults(&args.paths, &args.limits, controller, &live, stop, printer, notifiers)
-            .await;
-        return Ok(());
+        return watch_over::run_with_defaults(
+            &args.paths,
+            &args.limits,
+            controller,
+            &live,
+            stop,
+            printer,
+            notifiers,
+        )
+        .await;
     }
     let mut stop = stop;
     let _ = stop.wait_for(|stop| *stop).await;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
+use super::access::forbidden;
 use crate::backend::{Abide, AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::plan::source::source_changed;
 use crate::cli::output::print::count;
@@ -17,33 +18,29 @@ use crate::model::{
 use crate::observe::{Observation, ObserveError, Target, TargetError, observe_target};
 use crate::store::{Error, Store, keys};
 
-/// Hint for an app that is restricted to namespaces; the error names the app.
-pub const NAMESPACES_HINT: &str = "the `abide` command needs an app with every namespace: remove `namespaces:` from this app in the \
-     gateway's apps file, or use another app (auth.app_code)";
-
 /// The cause of an error of a target or of its state store.
 pub trait TargetCause: Display {
-    /// Whether the app is restricted to namespaces, and the call needs all of them.
-    fn needs_every_namespace(&self) -> bool;
+    /// Whether the credentials do not permit the call.
+    fn is_forbidden(&self) -> bool;
 }
 
 impl TargetCause for Error {
-    fn needs_every_namespace(&self) -> bool {
+    fn is_forbidden(&self) -> bool {
         matches!(self, Error::Refused { source, .. } if RefusalReason::of(source) == RefusalReason::NotPermitted)
     }
 }
 
 impl TargetCause for BackendError {
-    fn needs_every_namespace(&self) -> bool {
+    fn is_forbidden(&self) -> bool {
         matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 }
 
 impl TargetCause for ObserveError {
-    fn needs_every_namespace(&self) -> bool {
+    fn is_forbidden(&self) -> bool {
         match self {
-            ObserveError::Target(fault) => fault.needs_every_namespace(),
-            ObserveError::State(error) => error.needs_every_namespace(),
+            ObserveError::Target(fault) => fault.is_forbidden(),
+            ObserveError::State(error) => error.is_forbidden(),
             ObserveError::Ambiguous(_) => false,
         }
     }
@@ -52,10 +49,10 @@ impl TargetCause for ObserveError {
 impl ConnectedTarget {
     /// The failure of a verb for an error of the target or its state store.
     pub fn failure(&self, why: &dyn TargetCause) -> Failure {
-        let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
-        if why.needs_every_namespace() {
-            return failure.hint(NAMESPACES_HINT);
+        if why.is_forbidden() {
+            return forbidden(format!("target {}: {why}", self.name));
         }
+        let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
         match &self.defined_in {
             Some(file) => failure.hint(format!("target {} is defined in {file}", self.name)),
             None => failure,
@@ -223,6 +220,7 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Platf
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered),
         live_revision: revision(&seen.specs.live),
+        live_spec_unknown: seen.specs.is_live_assumed,
         sync: SyncStatus::Unknown,
         health: seen.health.word().to_owned(),
         hosting: Hosting::from(fact(seen.hosted)),

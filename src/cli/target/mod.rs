@@ -1,5 +1,6 @@
 //! Targets of the verbs: `local` is the system of this host, others are defined in the config file.
 
+pub mod access;
 mod config;
 mod config_files;
 mod connected;
@@ -9,7 +10,7 @@ pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};
 pub use trust::Trust;
 
 pub use crate::engine::ConnectedTarget;
-pub use connected::{NAMESPACES_HINT, two_rows};
+pub use connected::{TargetCause, two_rows};
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! Dispatch of a plan to the executor: under the writer lease, and only if the plan is still current.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -25,7 +25,7 @@ enum Admission {
 #[derive(Default)]
 struct WorkReport {
     released: BTreeMap<u64, Vec<StepResult>>,
-    finished: Vec<(u64, Vec<StepResult>, BTreeSet<ProcessKey>)>,
+    finished: Vec<(u64, Vec<StepResult>, BTreeMap<ProcessKey, String>)>,
 }
 
 impl<T: Target> Reconciler<'_, T> {
@@ -155,17 +155,21 @@ impl<T: Target> Reconciler<'_, T> {
         has_finished
     }
 
-    fn record_finished(&mut self, item: u64, tried: Vec<StepResult>, put_back: &BTreeSet<ProcessKey>) {
+    fn record_finished(
+        &mut self,
+        item: u64,
+        tried: Vec<StepResult>,
+        put_back: &BTreeMap<ProcessKey, String>,
+    ) {
         if let Some((plan, desired)) =
             self.in_flight.finish(item).as_ref().map(InFlightPlan::plan_and_desired)
         {
             let current = &self.current.desired;
             self.retries.record_results(&plan, &desired, current, tried, self.context.target.now());
-            let put_back = desired.instances.iter().filter(|(key, want)| {
-                put_back.contains(&want.origin.declared) && desired.is_same_request(current, key)
-            });
-            for (key, _) in put_back {
-                self.retries.suspend_rolled_back(key);
+            for (key, want) in &desired.instances {
+                if put_back.contains_key(&want.origin.declared) && desired.is_same_request(current, key) {
+                    self.retries.suspend_rolled_back(key);
+                }
             }
         }
         // Unfinished calls of the work item are in the journal.

@@ -11,11 +11,13 @@ use crate::control::backoff::BackoffHold;
 use crate::control::event::ControllerEvent;
 use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
+use crate::engine::protections::{self, Protections};
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
 use crate::observe::{Observation, StablePlanInputs};
 use crate::reconcile::Rules;
 use crate::source::SourceState;
+use crate::store::Error;
 
 impl<T: Target> Reconciler<'_, T> {
     /// Plans an observation. `in_flight`: the instances that an earlier plan still changes.
@@ -35,11 +37,19 @@ impl<T: Target> Reconciler<'_, T> {
             }
         };
         self.holds = Some(holds.clone());
+        let (protections, elsewhere) = match self.prune_exceptions().await {
+            Ok(exceptions) => exceptions,
+            Err(why) => {
+                self.observed_cache.put_back(Arc::new(world.observed));
+                return Err(why.into());
+            }
+        };
         let now = clock::at(context.target.now(), &manifests.desired);
         let backoff = &mut self.retries.backoff;
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
         let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
-        let rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
+        let mut rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
+        (rules.holds.protections, rules.declared_elsewhere) = (protections, elsewhere);
         let config = &context.config.manifests;
         let search = HistorySearch {
             past: config.history.clone(),
@@ -50,6 +60,16 @@ impl<T: Target> Reconciler<'_, T> {
         let plan =
             world.plan_until_stable(&inputs, context.target.backend(), &search, &mut self.old_specs).await;
         Ok(self.finish_plan(manifests, world, rules, &backing_off, plan))
+    }
+
+    /// Protections of live instances, and instances that other sources declare. Without prune neither is needed.
+    async fn prune_exceptions(&mut self) -> Result<(Protections, BTreeSet<InstanceKey>), Error> {
+        let context = self.context;
+        if !context.config.rules.prune {
+            return Ok((Protections::new(), BTreeSet::new()));
+        }
+        let protections = protections::read(context.state()).await?;
+        Ok((protections, self.resolver.declared_elsewhere(context).await?))
     }
 
     /// The rules of this pass: what the manifests, people, backoff and plans in flight forbid.

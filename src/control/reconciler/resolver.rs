@@ -1,5 +1,6 @@
 //! Resolver of the revision that a pass plans: reads its inputs, applies [`choose_revision`], and activates the result.
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -11,7 +12,9 @@ use super::overrides::{LastApplied, PinOverride};
 use crate::control::Target;
 use crate::control::event::ControllerEvent;
 use crate::control::stored_revisions::{self, NewRevision};
-use crate::model::ManifestRevision;
+use crate::engine::other_sources::declared_elsewhere;
+use crate::engine::protections;
+use crate::model::{InstanceKey, ManifestRevision};
 use crate::source::{Source, SourceState};
 use crate::store::Error;
 
@@ -27,6 +30,8 @@ pub struct RevisionResolver {
     has_recalled: bool,
     /// The stored active revision and its commit.
     stored: Option<(ManifestRevision, Option<String>)>,
+    /// The stored revisions, and the instances that other sources declare in them.
+    elsewhere: Option<(Vec<ManifestRevision>, BTreeSet<InstanceKey>)>,
     /// A revision was activated: old ones may have expired.
     needs_gc: bool,
 }
@@ -163,6 +168,8 @@ impl RevisionResolver {
         let is_known = known.is_some_and(|known| {
             (&known.revision, &known.commit, &known.source) == (revision, commit, source)
         });
+        let desired = &resolved.manifests.desired;
+        protections::record(state, owner, desired, &context.config.rules.selection).await?;
         if !is_known {
             let new = NewRevision { owner, source, revision, commit: commit.as_deref(), texts };
             stored_revisions::activate(state, &new).await?;
@@ -170,6 +177,25 @@ impl RevisionResolver {
         }
         self.stored = Some((revision.clone(), commit.clone()));
         Ok(())
+    }
+
+    /// The instances that other sources of the owner declare, read again when the stored revisions changed.
+    pub async fn declared_elsewhere<T: Target>(
+        &mut self,
+        context: PassContext<'_, T>,
+    ) -> Result<BTreeSet<InstanceKey>, Error> {
+        let (state, owner) = (context.state(), context.owner());
+        let stored = stored_revisions::list(state, owner).await?;
+        let revisions: Vec<ManifestRevision> = stored.iter().map(|one| one.revision.clone()).collect();
+        if let Some((known, elsewhere)) = &self.elsewhere
+            && *known == revisions
+        {
+            return Ok(elsewhere.clone());
+        }
+        let config = &context.config.manifests;
+        let elsewhere = declared_elsewhere(state, owner, &config.source, &stored, &config.limits).await?;
+        self.elsewhere = Some((revisions, elsewhere.clone()));
+        Ok(elsewhere)
     }
 
     /// Deletes expired revisions after an activation. A failed cleanup is repeated by the next activation.

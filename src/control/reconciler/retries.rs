@@ -47,6 +47,7 @@ impl Retries {
 
     /// Suspends an instance whose rollout failed and was rolled back.
     pub fn suspend_rolled_back(&mut self, key: &InstanceKey) {
+        // Readers without credentials see this text: the output of a probe is in the event and in the history.
         let why = "rollout failed and was rolled back: suspended until its manifest changes";
         self.backoff.suspend(key, HoldReason::RolledBack, why);
     }

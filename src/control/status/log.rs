@@ -92,6 +92,11 @@ impl LogEntry {
         {
             *message = HIDDEN.to_owned();
         }
+        if let EventDetails::RolledBack { why, .. } = &mut event.details
+            && !why.is_empty()
+        {
+            *why = HIDDEN.to_owned();
+        }
         EventEntry { redacted: Some(true), ..event }
     }
 }

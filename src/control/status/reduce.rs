@@ -83,11 +83,13 @@ impl Inner {
                 let more = EventDetails::Relaunched { instance: (*instance).clone(), pid: *pid };
                 self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
             }
-            ControllerEvent::RolledBack { processes, steps } => {
+            ControllerEvent::RolledBack { processes, why, steps } => {
                 self.known.work.queue += steps;
                 let title = format!("{processes}: rollout failed; rolling back");
-                let more = EventDetails::RolledBack { processes: processes.to_string() };
-                self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
+                let more =
+                    EventDetails::RolledBack { processes: processes.to_string(), why: why.to_string() };
+                self.log(Kind::RolledBack, LogLevel::Error, title.clone(), why.to_string(), more);
+                self.set_public_text(title, plain());
             }
             ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
             ControllerEvent::Failure { why } => self.on_failure(why),

@@ -73,7 +73,8 @@ pub(super) struct RunOutcomes {
 pub(super) struct RolloutState {
     /// Processes whose rollout has ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
-    pub(super) to_roll_back: BTreeSet<ProcessKey>,
+    /// With the reason.
+    pub(super) to_roll_back: BTreeMap<ProcessKey, String>,
     /// Rollouts that have started in this run.
     pub(super) soaked: BTreeSet<ProcessKey>,
 }

@@ -97,8 +97,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 Err(SendError::Fault(fault)) => {
                     let outcome =
                         if fault.may_have_run() { StepOutcome::Unknown } else { StepOutcome::Failed };
+                    let state = if fault.is_forbidden() { RowState::Forbidden } else { RowState::Unreported };
                     for step in steps.into_values() {
-                        self.end(step, outcome, RowState::Unreported, fault.to_string(), begun);
+                        self.end(step, outcome, state, fault.to_string(), begun);
                         self.skip_rest(chains, step);
                     }
                     if outcome == StepOutcome::Failed {

@@ -8,7 +8,8 @@ use axum::response::Response;
 use crate::agent_protocol::EnrollmentRequest;
 use crate::contract::{HostRevocation, JoinTokenRequest, TokenRevocation};
 use crate::gateway::ApiError;
-use crate::gateway::auth::{App, bearer};
+use crate::gateway::apps::{App, LoginError};
+use crate::gateway::auth::bearer;
 use crate::gateway::decode::parse_body;
 use crate::gateway::middleware::{
     MiddlewareState, RequestLog, body_error_reply, overloaded, wrong_credentials,
@@ -17,7 +18,7 @@ use crate::gateway::reply::{ErrorReply, api_error_reply, error_reply, json, unau
 use crate::gateway::routes::ApiCall;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
-use crate::http::{Connection, TransportSecurity, read_body};
+use crate::http::{Connection, CredentialKey, CredentialScope, TransportSecurity, admit_known, read_body};
 use crate::model::HostKey;
 use crate::pki::JoinToken;
 use crate::store::Store;
@@ -38,18 +39,20 @@ pub(in crate::gateway) async fn enroll<S: Store>(
     let refuse = |refusal: ApiError| api_error_reply(call, &refusal);
     let Some(text) = bearer(&parts.headers) else { return Err(unauthorized(call, WRONG_JOIN_TOKEN)) };
     let Ok(token) = text.trim().parse::<JoinToken>() else {
-        return Err(wrong_credentials(call, connection, "a join token").await);
+        return Err(wrong_credentials(call, connection, "a join token", &LoginError::Unknown).await);
     };
     if shared.fleet.find_token(&token).await.map_err(refuse)?.is_none() {
-        return Err(wrong_credentials(call, connection, &format!("join token {}", token.id())).await);
+        let who = format!("join token {}", token.id());
+        return Err(wrong_credentials(call, connection, &who, &LoginError::Unknown).await);
     }
     log.who = format!("join token {}", token.id());
     if !parts.extensions.get::<TransportSecurity>().is_some_and(|security| security.tls) {
         let message = "a join token needs https: its certificate identifies TLS connections";
         return Err(error_reply(call, StatusCode::FORBIDDEN, EnvelopeCode::NOT_ALLOWED, message));
     }
-    let mut admitted =
-        shared.agents.admit().map_err(|resource| overloaded(shared, call, connection, resource))?;
+    let credential = CredentialKey::new(CredentialScope::OneHost, token.id());
+    let mut admitted = admit_known(&shared.agents, Some(credential))
+        .map_err(|resource| overloaded(shared, call, connection, resource))?;
     let bytes = read_body(body, MAX_ENROLLMENT_BYTES, shared.limits.body_time, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
     let request: EnrollmentRequest = parse_body(&bytes).map_err(refuse)?;

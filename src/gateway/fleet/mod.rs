@@ -23,6 +23,7 @@ pub(super) use self::credential::{AgentGuard, TOKEN_HOST_MISMATCH};
 pub(super) use self::pins::PinTable;
 use self::records::HostPin;
 use super::ApiError;
+use super::access::Grant;
 use crate::clock;
 use crate::contract::{HostCertificate, HostEntry};
 use crate::http::Reloadable;
@@ -136,13 +137,15 @@ impl<S: Store> FleetMembership<S> {
         }
     }
 
-    /// Adds the certificates of hosts to their rows, and a row for each host that has a certificate and no session.
-    pub(super) fn describe(&self, rows: &mut Vec<HostEntry>) {
+    /// Adds the certificates of hosts to their rows, and a row for each granted host that has a certificate and no
+    /// session.
+    pub(super) fn describe(&self, rows: &mut Vec<HostEntry>, grant: &Grant) {
         let mut pins = self.pins.all();
         for row in &mut *rows {
             row.certificate = pins.remove(&row.host).as_ref().map(certificate);
         }
-        rows.extend(pins.into_iter().map(|(host, pin)| HostEntry {
+        let others = pins.into_iter().filter(|(host, _)| grant.check_host(host).is_ok());
+        rows.extend(others.map(|(host, pin)| HostEntry {
             host,
             agent: false,
             version: None,

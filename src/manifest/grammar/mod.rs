@@ -8,6 +8,8 @@ mod table;
 
 use std::ops::RangeInclusive;
 
+use crate::model::LogRotation;
+
 pub use table::{DEFAULTS, HOST_GROUP, JOB_BODY, POLICY, PROCESS};
 
 /// A map with known fields.
@@ -143,7 +145,7 @@ pub const INSTANCES: RangeInclusive<i64> = 1..=1_000_000;
 
 pub const EXIT_CODES: RangeInclusive<i64> = 0..=255;
 pub const HEALTH_RETRIES: RangeInclusive<i64> = 1..=1_000;
-pub const LOGS_KEPT: RangeInclusive<i64> = 0..=1_000;
+pub const LOGS_KEPT: RangeInclusive<i64> = 0..=LogRotation::MAX_KEPT as i64;
 pub const NICE: RangeInclusive<i64> = -20..=19;
 pub const OOM_SCORE_ADJ: RangeInclusive<i64> = -1000..=1000;
 

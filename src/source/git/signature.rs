@@ -3,6 +3,7 @@
 //! The file is an ssh allowed-signers file, or OpenPGP public keys (exported, armoured or not, or a keyring); its
 //! content tells which. A signature of the other kind is not valid.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::command::{CommandError, GitCommand};
+use crate::proc::ProcStat;
 
 /// Maximum size of a key file.
 const MAX_KEY_FILE_BYTES: u64 = 16 << 20;
@@ -204,6 +206,7 @@ struct GpgHome(PathBuf);
 impl GpgHome {
     fn make(program: &GitCommand) -> Result<GpgHome, SignatureError> {
         let home = GpgHome(program.mirror.with_extension(format!("keys-{}", std::process::id())));
+        remove_abandoned(&program.mirror);
         let _ = fs::remove_dir_all(&home.0);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&home.0);
         // No prompts, no fetches, no background processes; every key in the file is trusted.
@@ -211,6 +214,25 @@ impl GpgHome {
             "batch\nno-tty\nno-autostart\nno-auto-key-retrieve\nno-auto-check-trustdb\ntrust-model always\n";
         made.and_then(|()| fs::write(home.0.join("gpg.conf"), conf)).map_err(SignatureError::Folder)?;
         Ok(home)
+    }
+}
+
+/// Removes the home directories of processes that were killed.
+fn remove_abandoned(mirror: &Path) {
+    let (Some(folder), Some(name)) =
+        (mirror.parent(), mirror.with_extension("keys-").file_name().map(OsStr::to_owned))
+    else {
+        return;
+    };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let pid = entry
+            .file_name()
+            .to_str()
+            .zip(name.to_str())
+            .and_then(|(entry, name)| entry.strip_prefix(name)?.parse().ok());
+        if pid.is_some_and(|pid| !ProcStat::of(pid).is_some_and(|stat| stat.is_alive())) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -250,6 +272,22 @@ mod tests {
         }
         assert_eq!(super::kind(&[0x99, 0x01, 0x0d]), Some(Keys::Pgp));
         assert_eq!(super::kind(b"\0\0\0\x20\x01\x01\0\x02KBXf"), Some(Keys::Keybox));
+    }
+
+    #[test]
+    fn homes_of_ended_processes_are_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = std::process::id();
+        let names = [
+            format!("m.keys-{own}"),
+            format!("m.keys-{}", u32::MAX),
+            "m.keys-x".to_owned(),
+            "m.git".to_owned(),
+        ];
+        names.iter().for_each(|name| fs::create_dir(folder.path().join(name)).expect("a folder"));
+        remove_abandoned(&folder.path().join("m.git"));
+        let left: Vec<bool> = names.iter().map(|name| folder.path().join(name).exists()).collect();
+        assert_eq!(left, [true, false, true, true]);
     }
 
     #[test]

@@ -19,6 +19,14 @@ use crate::manifest::{Limits, Loaded};
 /// Maximum number of commits searched.
 const MAX_COMMITS_ARG: &str = "-200";
 
+/// Relation of a commit to the checked-out one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Containment {
+    Head,
+    Earlier,
+    No,
+}
+
 /// A path in a work tree, or in one of our mirrors.
 pub struct RepositoryPath {
     program: GitCommand,
@@ -86,6 +94,19 @@ impl RepositoryPath {
         let ended = self.program.local(args, &[], 1 << 20).ok().filter(|ended| ended.is_well())?;
         let text = String::from_utf8(ended.out).ok()?.trim().to_owned();
         (!text.is_empty()).then_some(text)
+    }
+
+    /// Whether the checked-out commit is a commit, or has it in its history. `None`: there is no commit.
+    pub fn contains(&self, commit: &str) -> Option<Containment> {
+        let head = self.git_output(&["rev-parse", "HEAD"])?;
+        if head == commit {
+            return Some(Containment::Head);
+        }
+        // A commit id only: it may come from a store.
+        let is_id = !commit.is_empty() && commit.chars().all(|c| c.is_ascii_hexdigit());
+        let args = ["merge-base", "--is-ancestor", commit, "HEAD"];
+        let is_ancestor = is_id && self.program.local(&args, &[], 1 << 10).is_ok_and(|ended| ended.is_well());
+        Some(if is_ancestor { Containment::Earlier } else { Containment::No })
     }
 
     /// Declarations at the path, commit by commit, newest first, until `seen` is satisfied or the time limit passes.

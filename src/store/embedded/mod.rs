@@ -26,7 +26,7 @@ use tokio::sync::{oneshot, watch};
 use self::cache::{Cache, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
-use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
+use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
 
@@ -35,6 +35,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long an exclusive open waits for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Chooses entries to delete, from the keys and sizes of all.
+pub type Trim<'a> = &'a dyn Fn(&mut dyn Iterator<Item = (String, usize)>) -> Vec<String>;
 
 #[derive(Clone)]
 pub struct Embedded {
@@ -56,33 +59,30 @@ struct Shared {
 impl Embedded {
     /// Opens or creates the file. A damaged file, or one of a newer Abide, is refused.
     pub fn open(file: &Path) -> Result<Embedded, Error> {
-        Embedded::open_as(file, None)
+        Embedded::open_as(file, None, None)
     }
 
     /// Opens the file exclusively: other processes are refused while it is open, and reads do not access the file.
     pub fn open_alone(file: &Path) -> Result<Embedded, Error> {
-        use rustix::fs::{FlockOperation, flock};
-        let mut name = file.as_os_str().to_owned();
-        name.push(".lock");
-        let path = PathBuf::from(name);
-        let shown = path.display();
-        let lock = std::fs::File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(|error| Error::io(shown, error))?;
-        // A child that a dead agent was launching holds the inherited lock for a moment.
-        let begin = std::time::Instant::now();
-        while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if begin.elapsed() > LOCK_TIMEOUT {
-                return Err(Error::InUse { file: file.display().to_string() });
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Embedded::open_as(file, Some(lock))
+        Embedded::open_as(file, Some(exclusive_lock(file)?), None)
     }
 
-    fn open_as(file: &Path, exclusive_lock: Option<std::fs::File>) -> Result<Embedded, Error> {
+    /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
+    pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
+        Embedded::open_as(file, Some(exclusive_lock(file)?), Some(trim))
+    }
+
+    fn open_as(
+        file: &Path,
+        exclusive_lock: Option<std::fs::File>,
+        trim: Option<Trim<'_>>,
+    ) -> Result<Embedded, Error> {
         let (mark, marked) = HighWaterMark::open(file);
-        let connection = connect(file)?;
+        let mut connection = connect(file)?;
         prepare(&connection, file)?;
+        if let Some(trim) = trim {
+            delete_excess(&mut connection, trim).map_err(|error| understand(error, file))?;
+        }
         let reader = connect(file)?;
         let mut cache = Cache::default();
         cache.load(&reader).map_err(|fault| fault.understand(file))?;
@@ -130,6 +130,26 @@ impl Embedded {
         self.shared.writer.send(job).map_err(|_| Error::Closed)?;
         result.await.map_err(|_| Error::Closed)?
     }
+}
+
+/// Locks the file against other processes.
+fn exclusive_lock(file: &Path) -> Result<std::fs::File, Error> {
+    use rustix::fs::{FlockOperation, flock};
+    let mut name = file.as_os_str().to_owned();
+    name.push(".lock");
+    let path = PathBuf::from(name);
+    let shown = path.display();
+    let lock = std::fs::File::options().create(true).append(true).open(&path);
+    let lock = lock.map_err(|error| Error::io(shown, error))?;
+    // A child that a dead agent was launching holds the inherited lock for a moment.
+    let begin = std::time::Instant::now();
+    while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if begin.elapsed() > LOCK_TIMEOUT {
+            return Err(Error::InUse { file: file.display().to_string() });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(lock)
 }
 
 impl Shared {

@@ -13,6 +13,8 @@ fn keys_have_their_documented_bytes() {
     let host = &instance.host;
     let golden = [
         (registration(&instance), "reg/web/api/0:10.0.0.7"),
+        (protection(&instance), "protect/0:10.0.0.7:web:api"),
+        (controller(owner), "controller/team/ops"),
         (registrations_prefix("web"), "reg/web/"),
         (report(&instance), "live/web/api/0:10.0.0.7"),
         (failed_start(&instance), "failed/web/api/0:10.0.0.7"),

@@ -10,7 +10,7 @@ use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::json as plan_json;
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::serve::Signals;
-use crate::cli::output::print::{Printer, count};
+use crate::cli::output::print::{Printer, count, visible};
 use crate::contract::PlanDocument;
 use crate::engine::{ApplyEvent, ApplyHandler, PlanInput};
 use crate::model::Plan;
@@ -90,8 +90,9 @@ impl ApplyHandler for ConsoleHandler<'_> {
                     progress.clear();
                 }
             }
-            ApplyEvent::RollingBack { processes } => {
-                self.printer.info(&format!("rolling back {processes}: too many instances failed"));
+            ApplyEvent::RollingBack { processes, why } => {
+                let why = visible_lines(why);
+                self.printer.info(&format!("rolling back {processes}: too many instances failed{why}"));
             }
             ApplyEvent::RollbackFailed { processes, why } => {
                 self.printer.warning(&format!("cannot roll back {processes}: {why}"));
@@ -102,4 +103,9 @@ impl ApplyHandler for ConsoleHandler<'_> {
             }
         }
     }
+}
+
+/// Lines of untrusted text, each indented on a line of its own.
+fn visible_lines(text: &str) -> String {
+    text.lines().map(|line| format!("\n    {}", visible(line))).collect()
 }

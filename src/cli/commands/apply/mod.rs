@@ -3,6 +3,7 @@
 mod approve;
 mod config_files;
 mod handler;
+mod other_controller;
 mod plan_file;
 mod progress;
 mod report;
@@ -31,6 +32,7 @@ use crate::cli::{Exit, Failure};
 use crate::control::spec_history::HistorySearch;
 use crate::engine::pin::Pin;
 use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest};
+use crate::gateway::access::AccessRole;
 use crate::source::git::work_tree;
 
 /// Apply manifests: plan, confirm, execute, verify
@@ -48,6 +50,9 @@ pub struct ApplyArgs {
     /// Apply without asking for approval
     #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
+    /// Apply although a controller of the same owner follows another source, and would undo it
+    #[arg(long, env = "ABIDE_FORCE", value_parser = parse_switch)]
+    pub force: bool,
     #[command(flatten)]
     pub going: ExecutionArgs,
     /// Also write the outcomes as JUnit XML to FILE
@@ -96,11 +101,22 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
     }
     let early = Prefetch::start(&args.input, Duration::from_secs(args.going.timeout));
     let wanted = DesiredInput::read(&args.input, printer)?;
+    if wanted.is_without_files() {
+        let message = "no manifests found: nothing was applied";
+        return Err(Failure::refused("EmptySet", message)
+            .hint("a process is removed by `state: absent`, or by --prune with the manifests that remain"));
+    }
     let live = match early {
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
     };
+    let checking = live.check_desired(wanted.desired(), wanted.rules(), AccessRole::Operate);
+    // A target that does not answer is reported by the apply itself.
+    if let Ok(checked) = tokio::time::timeout_at(deadline, checking).await {
+        checked?;
+    }
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
+    other_controller::check(&live, &plan.rules.owner, &args.input.paths, args.force, printer).await?;
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }
 
@@ -115,7 +131,7 @@ pub async fn apply_pinned(
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     // A rollback has no paths, and no new source.
     let shown_source = format!("rollback to {}", short_id(pin.revision.as_str()));
-    let plan = PlanRequest { shown_source, ..wanted.request(&args.input, None) };
+    let plan = PlanRequest { shown_source, activates: false, ..wanted.request(&args.input, None) };
     apply_revision(args, None, plan, Activation::Pinned(pin), live, deadline, printer).await
 }
 
@@ -137,7 +153,7 @@ async fn apply_revision(
         accept_changed_plan: args.yes,
         limits: ExecutionLimits {
             deadline,
-            lock_timeout: Duration::from_secs(args.input.bounds.lock_timeout),
+            lock_timeout: args.input.bounds.lock_timeout,
             max_parallel: args.going.max_parallel as usize,
             verify: !args.going.no_wait,
         },

@@ -7,13 +7,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::ApplyArgs;
+use crate::backend::RowState;
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::markdown::held_blocks;
 use crate::cli::commands::plan::text::held_text;
 use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::ConnectedTarget;
+use crate::cli::target::access::FORBIDDEN;
 use crate::cli::{Exit, Failure};
-use crate::contract::{ApplyReport, ExitReport, PlanDocument, StepReport, TargetProcess, UnhealthyInstance};
+use crate::contract::{
+    ApplyReport, ExitReport, PlanDocument, RolledBackProcess, StepReport, TargetProcess, UnhealthyInstance,
+};
 use crate::engine::{Conclusion, Report};
 use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
@@ -27,19 +31,29 @@ pub struct ReportView {
     pub reason: Option<&'static str>,
     /// Unhealthy instances, each with the reason.
     pub unhealthy: Vec<(String, Health, String)>,
+    /// Processes that were rolled back, each with the reason.
+    pub rolled_back: Vec<RolledBackProcess>,
 }
 
 impl ReportView {
     /// The view of a report, and its plan. The reasons of unhealthy instances come from the target, until the time limit.
     pub async fn of(report: Report, live: &ConnectedTarget, deadline: Instant) -> (ReportView, Plan) {
-        let Report { plan, ended, converged, conclusion, reason, unhealthy, .. } = report;
+        let Report { plan, ended, converged, conclusion, reason, unhealthy, rolled_back, .. } = report;
+        let rolled_back = rolled_back.into_iter();
+        let rolled_back =
+            rolled_back.map(|(process, why)| RolledBackProcess { process: process.to_string(), why });
         let unhealthy =
             unhealthy.into_iter().map(|one| (one.instance.to_string(), one.health, String::new()));
         let mut unhealthy: Vec<_> = unhealthy.collect();
         let until = if ended.is_empty() { deadline } else { Instant::now() + EXPLAIN_TIMEOUT };
         let _ = tokio::time::timeout_at(until, explain_unhealthy(live, &mut unhealthy)).await;
-        let (exit, reason) = (exit(conclusion), reason.map(HoldReason::word));
-        (ReportView { ended, converged, exit, reason, unhealthy }, plan)
+        let is_forbidden = ended.iter().any(|one| one.state == RowState::Forbidden);
+        let (exit, reason) = match (exit(conclusion), reason.map(HoldReason::word)) {
+            (Exit::Incomplete, None) if is_forbidden => (Exit::Forbidden, Some(FORBIDDEN)),
+            known => known,
+        };
+        let rolled_back = rolled_back.collect();
+        (ReportView { ended, converged, exit, reason, unhealthy, rolled_back }, plan)
     }
 }
 
@@ -115,6 +129,7 @@ fn render_json(plan: Option<PlanDocument>, report: &ReportView) -> Result<String
         plan,
         outcomes: outcomes.collect(),
         not_well: unhealthy.collect(),
+        rolled_back: report.rolled_back.clone(),
         converged: report.converged.unwrap_or(false),
         exit: ExitReport { code: report.exit as u8, reason: report.reason.map(str::to_owned) },
     };
@@ -178,6 +193,11 @@ fn render_text(planned: &Plan, report: &ReportView) -> String {
         text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
         text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
     }
+    for RolledBackProcess { process, why } in &report.rolled_back {
+        let is_complete = if report.exit == Exit::RolledBack { "" } else { ", not completely" };
+        text.push_str(&format!("{WARNING}rolled back{is_complete}{WARNING:#} {}\n", visible(process)));
+        text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
+    }
     if report.ended.is_empty() {
         // A plan with steps was printed before its approval, with what it holds.
         text.push_str(&held_text(planned));
@@ -231,6 +251,10 @@ fn render_markdown(planned: &Plan, report: &ReportView) -> String {
             count(instances.len(), "instance")
         ));
         text.push_str(&escape::block(&message, "  "));
+    }
+    for RolledBackProcess { process, why } in &report.rolled_back {
+        text.push_str(&format!("- **rolled back** {}\n", escape::code(process)));
+        text.push_str(&escape::block(why, "  "));
     }
     text.extend(held_blocks(planned));
     text
@@ -295,6 +319,7 @@ mod tests {
             exit: Exit::Incomplete,
             reason: None,
             unhealthy: Vec::new(),
+            rolled_back: Vec::new(),
         };
         let markdown = render_markdown(&Plan::default(), &report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");

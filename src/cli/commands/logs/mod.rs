@@ -11,15 +11,17 @@ use tokio::sync::mpsc;
 
 use self::output::LogPrinter;
 use self::reader::{LogEvent, LogReader, LogUpdate};
-use super::manual::InstanceArgs;
+use super::manual::{InstanceArgs, InstanceSelector};
 use crate::backend::{Abide, AnyBackend, Backend};
 use crate::cli::args::{InvalidValue, parse_switch};
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, count};
+use crate::cli::target::access::forbidden;
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::{self, now};
 use crate::contract::TargetProcess;
-use crate::model::{InstanceKey, Time, seconds};
+use crate::model::{InstanceKey, ProcessKey, Time, seconds};
 
 /// Print the logs of processes
 ///
@@ -62,7 +64,10 @@ fn parse_since(text: &str) -> Result<Time, InvalidValue> {
 }
 
 pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect(LocalStart::Never)?.ok_or_else(|| unknown(args))?;
+    let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
+        printer.info(&unknown(args));
+        return Ok(Exit::Done);
+    };
     let AnyBackend::Abide(abide) = &live.backend else {
         let (name, dialect) = (&live.name, live.backend.dialect().name());
         let message =
@@ -84,6 +89,10 @@ async fn print_logs(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let keys = select(args, live).await?;
+    if keys.is_empty() {
+        printer.info(&unknown(args));
+        return Ok(Exit::Done);
+    }
     let mut out = LogPrinter::new(printer, &keys);
     let mut failures: Vec<Failure> = Vec::new();
     let readers = keys.iter().enumerate().map(|(nth, key)| LogReader::new(abide, nth, key, args));
@@ -99,7 +108,11 @@ async fn print_logs(
         while let Some(LogUpdate { nth, event }) = updates.recv().await {
             match event {
                 LogEvent::Failed { exit, message } => {
-                    failures.push(Failure::new(exit, format!("{}: {message}", shown(&keys[nth]))));
+                    let message = format!("{}: {message}", shown(&keys[nth]));
+                    failures.push(match exit {
+                        Exit::Forbidden => forbidden(message),
+                        exit => Failure::new(exit, message),
+                    });
                 }
                 event => out.print(nth, &event),
             }
@@ -117,13 +130,17 @@ async fn print_logs(
 async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceKey>, Failure> {
     let selection = args.whom.select.selection();
     let rows = live.rows("&brief=1&attempts=1", BTreeSet::new()).await?;
-    let is_meant = |row: &&TargetProcess| {
-        args.whom.matches(row.instance()) && selection.means(row.instance(), None, row.labels())
+    let is_instance = |name: &ProcessKey| rows.iter().any(|row| row.instance().process() == *name);
+    let declared = match args.whom.names().all(is_instance) {
+        true => DeclaredNames::default(),
+        false => DeclaredNames::read(live).await,
     };
+    let is_meant =
+        |row: &&TargetProcess| declared.means(&args.whom, &selection, row.instance(), row.labels());
     let keys: BTreeSet<InstanceKey> =
         rows.iter().filter(is_meant).map(|row| row.instance().clone()).collect();
     if keys.is_empty() {
-        return Err(unknown(args));
+        live.check_namespaces(args.whom.processes.iter().map(InstanceSelector::namespace)).await?;
     }
     if args.follow && keys.len() > MAX_LOGS {
         let selected = count(keys.len(), "instance");
@@ -133,14 +150,13 @@ async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceK
     Ok(keys.into_iter().collect())
 }
 
-fn unknown(args: &LogsArgs) -> Failure {
+fn unknown(args: &LogsArgs) -> String {
     let names: Vec<String> = args.whom.processes.iter().map(ToString::to_string).collect();
     let target = &args.whom.target.target;
-    let message = match names.is_empty() {
+    match names.is_empty() {
         true => format!("target {target} has no process that matches the selection"),
         false => format!("target {target} has no process {}", names.join(", ")),
-    };
-    Failure::new(Exit::Failed, message).hint("`abide get processes` lists them")
+    }
 }
 
 /// An instance as its selector.

@@ -76,6 +76,9 @@ impl LogReader {
                 StreamEnd::Complete => return,
                 StreamEnd::Failed { reason, .. } if self.request.follow && reason == "busy" => None,
                 StreamEnd::Failed { message, .. } => Some(LogEvent::Failed { exit: Exit::Failed, message }),
+                StreamEnd::Lost(error) if error.is_forbidden() => {
+                    Some(LogEvent::Failed { exit: Exit::Forbidden, message: error.to_string() })
+                }
                 StreamEnd::Lost(BackendError::Refused(refusal)) => {
                     Some(LogEvent::Failed { exit: Exit::Failed, message: refusal.to_string() })
                 }

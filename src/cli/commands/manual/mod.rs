@@ -9,10 +9,11 @@ pub mod release;
 use crate::cli::Failure;
 use crate::cli::args::InvalidValue;
 use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::declared_names::DeclaredNames;
 use crate::cli::target::{ConnectedTarget, TargetArgs};
 use crate::clock::{self, now};
 use crate::engine::manual;
-use crate::model::{InstanceKey, KeyError, Name, ProcessKey, Time, glob, seconds};
+use crate::model::{InstanceKey, KeyError, Name, Observed, ProcessKey, Time, glob, seconds};
 use crate::observe::Observation;
 
 /// Selection of instances, by name or by selector.
@@ -29,9 +30,24 @@ pub struct InstanceArgs {
 }
 
 impl InstanceArgs {
-    /// Without names, every instance matches.
-    pub fn matches(&self, key: &InstanceKey) -> bool {
-        self.processes.is_empty() || self.processes.iter().any(|one| one.matches(key))
+    /// Without names, every instance matches. `declared`: the name that the instance was declared under.
+    pub fn matches(&self, key: &InstanceKey, declared: Option<&ProcessKey>) -> bool {
+        self.processes.is_empty() || self.processes.iter().any(|one| one.matches(key, declared))
+    }
+
+    /// The names of the command: arguments, and those of the selection.
+    pub fn names(&self) -> impl Iterator<Item = &ProcessKey> {
+        let SelectArgs { include, exclude, .. } = &self.select;
+        self.processes.iter().map(InstanceSelector::process).chain(include).chain(exclude)
+    }
+
+    /// The declared names, read only if a name is not that of an observed instance.
+    pub async fn declared_names(&self, live: &ConnectedTarget, observed: &Observed) -> DeclaredNames {
+        let is_instance = |name: &ProcessKey| observed.instances.keys().any(|key| key.process() == *name);
+        match self.names().all(is_instance) {
+            true => DeclaredNames::default(),
+            false => DeclaredNames::read(live).await,
+        }
     }
 }
 
@@ -43,6 +59,10 @@ pub struct InstanceSelector {
 }
 
 impl InstanceSelector {
+    pub fn process(&self) -> &ProcessKey {
+        &self.process
+    }
+
     pub fn namespace(&self) -> &Name {
         &self.process.namespace
     }
@@ -70,12 +90,14 @@ impl std::fmt::Display for InstanceSelector {
 }
 
 impl InstanceSelector {
-    pub fn matches(&self, key: &InstanceKey) -> bool {
+    /// Whether an instance has this name, or was declared under it.
+    pub fn matches(&self, key: &InstanceKey, declared: Option<&ProcessKey>) -> bool {
         let on = |pattern: &String| {
             let host = key.host.to_string();
             glob(pattern, &host) || host.split_once(':').is_some_and(|(_, address)| glob(pattern, address))
         };
-        key.process() == self.process && self.host.as_ref().is_none_or(on)
+        let is_named = key.process() == self.process || declared == Some(&self.process);
+        is_named && self.host.as_ref().is_none_or(on)
     }
 }
 
@@ -115,6 +137,6 @@ impl Until {
 }
 
 /// Observes every instance of the target, with recorded specs.
-async fn observe_all(live: &ConnectedTarget) -> Result<Observation, Failure> {
+pub async fn observe_all(live: &ConnectedTarget) -> Result<Observation, Failure> {
     manual::observe_all(live).await.map_err(|error| live.target_failure(&error))
 }

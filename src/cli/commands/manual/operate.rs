@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{HoldArgs, InstanceArgs, Until, observe_all};
+use super::{HoldArgs, InstanceArgs, InstanceSelector, Until, observe_all};
 use crate::backend::RowState;
+use crate::cli::declared_names::KnownNames;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
-use crate::cli::target::{ConnectedTarget, runtime};
+use crate::cli::target::access::forbidden;
+use crate::cli::target::{ConnectedTarget, TargetCause, runtime};
 use crate::cli::{Exit, Failure};
 use crate::engine::history;
 use crate::engine::manual::{self, HoldTerms, OperateError};
@@ -34,26 +36,29 @@ pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failur
 }
 
 /// The selected instances. A name that matches no instance is an error.
-fn select_instances<'a>(
+pub async fn select_instances<'a>(
     whom: &InstanceArgs,
     observed: &'a Observed,
+    live: &ConnectedTarget,
 ) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
-    let selection = whom.select.selection();
-    let is = |key: &InstanceKey, seen: &ObservedInstance| {
-        whom.matches(key) && selection.means(key, None, &seen.labels)
-    };
+    let declared = whom.declared_names(live, observed).await;
+    let known = KnownNames { declared: &declared, observed, recorded: Vec::new() };
     for one in &whom.processes {
-        if !observed.instances.keys().any(|key| one.matches(key)) {
-            let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
-            let message = format!("process {} does not exist{host}", one.process);
-            return Err(Failure::new(Exit::Failed, message).hint("`abide get processes` lists them"));
+        if !known.has(one) {
+            return Err(known.unknown(one, &live.name));
+        }
+        if !observed.instances.keys().any(|key| one.matches(key, declared.of(key))) {
+            let message = format!("process {one} is declared and does not exist yet");
+            return Err(Failure::new(Exit::Failed, message).hint("`abide apply` creates it"));
         }
     }
+    let selection = whom.select.selection();
+    let is = |key: &InstanceKey, seen: &ObservedInstance| declared.means(whom, &selection, key, &seen.labels);
     let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
-    if found.is_empty() {
-        return Err(Failure::new(Exit::Failed, "no instance matches this selection"));
+    match found.is_empty() {
+        true => Err(known.nothing_selected(&selection)),
+        false => Ok(found),
     }
-    Ok(found)
 }
 
 async fn operate(
@@ -64,7 +69,13 @@ async fn operate(
 ) -> Result<Exit, Failure> {
     let observation = observe_all(live).await?;
     let observed = observation.remembered();
-    let instances = select_instances(&args.whom, &observed)?;
+    let instances = match select_instances(&args.whom, &observed, live).await {
+        Ok(instances) => instances,
+        Err(failure) => {
+            let named = args.whom.processes.iter().map(InstanceSelector::namespace);
+            return Err(live.not_found(named, failure).await);
+        }
+    };
     let until = args.terms.until.map(Until::time);
     let is_held = manual::is_recorded_as_hold(op);
     if !is_held && (until.is_some() || args.terms.reason.is_some()) {
@@ -73,7 +84,7 @@ async fn operate(
     let terms = HoldTerms { by: history::user(), reason: args.terms.reason.clone(), until };
     let deadline = Instant::now() + OPERATION_TIMEOUT;
     let operating = manual::operate(op, &instances, (&observation, &observed), &terms, live, deadline);
-    let results = operating.await.map_err(|error| failure(&error))?;
+    let results = operating.await.map_err(|error| failure(&error, live))?;
     let (many, failed) = (instances.len(), print_results(&results, printer));
     let all = count(many, "instance");
     let processes: BTreeSet<ProcessKey> = instances.iter().map(|(key, _)| key.process()).collect();
@@ -87,6 +98,9 @@ async fn operate(
     printer.styled(&format!("{done}{hold}\n"));
     if failed > 0 && is_held {
         printer.info(&format!("the hold stays: run {op} again, or end the hold with `{release}`"));
+    }
+    if results.iter().any(|result| result.state == RowState::Forbidden) {
+        return Err(forbidden(format!("target {}: the app may not {op} every instance", live.name)));
     }
     if failed > 0 {
         return Ok(Exit::Incomplete);
@@ -102,9 +116,10 @@ fn release_command(processes: &BTreeSet<ProcessKey>) -> String {
     format!("abide release {}{more}", names.join(" "))
 }
 
-fn failure(error: &OperateError) -> Failure {
+fn failure(error: &OperateError, live: &ConnectedTarget) -> Failure {
     let message = error.to_string();
     match error {
+        OperateError::Hold(cause) if cause.is_forbidden() => live.failure(cause),
         OperateError::NoAgent(_) | OperateError::Hold(_) => Failure::new(Exit::Unreachable, message),
         OperateError::NotOwned { .. } => Failure::refused(HoldReason::NotOwned.word(), message)
             .hint("`abide apply --adopt` takes it over without a restart"),

@@ -48,7 +48,7 @@ pub fn pause(args: &PauseArgs, printer: &Printer) -> Result<Exit, Failure> {
     let key = keys::pause(args.namespace.as_ref());
     let value = serde_json::to_vec(&pause).unwrap_or_default();
     let written = runtime()?.block_on(live.state.txn(Txn::put(key, value)));
-    written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    written.map_err(|error| live.failure(&error))?;
     let what = args.namespace.as_ref().map_or("everything".to_owned(), |name| format!("namespace {name}"));
     let until = pause.until.map_or("until it is resumed".to_owned(), |time| format!("until {time}"));
     printer.styled(&format!("{BOLD}paused{BOLD:#}: {what}, {until}\n"));
@@ -60,7 +60,7 @@ pub fn resume(args: &ResumeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let paused = runtime()?.block_on(async {
         let (_, pauses) = live.restraints().await?;
         let deleted = live.state.txn(Txn::delete(keys::pause(args.namespace.as_ref()))).await;
-        deleted.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+        deleted.map_err(|error| live.failure(&error))?;
         Ok::<_, Failure>(pauses.iter().any(|pause| pause.namespace == args.namespace))
     })?;
     let what = args.namespace.as_ref().map_or("everything".to_owned(), |name| format!("namespace {name}"));

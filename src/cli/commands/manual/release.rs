@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{InstanceArgs, observe_all};
+use crate::cli::declared_names::KnownNames;
 use crate::cli::output::print::{BOLD, Printer, count};
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
@@ -22,17 +23,24 @@ pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
         let (holds, _) = live.restraints().await?;
         let observed = observe_all(&live).await?.remembered();
         let (selection, none) = (args.whom.select.selection(), BTreeMap::new());
+        let declared = args.whom.declared_names(&live, &observed).await;
+        let recorded = holds.iter().map(|hold| &hold.instance).collect();
+        let known = KnownNames { declared: &declared, observed: &observed, recorded };
+        // A known name without a hold is fine: there is nothing to release.
+        if let Some(one) = args.whom.processes.iter().find(|one| !known.has(one)) {
+            return Err(known.unknown(one, &live.name));
+        }
         let is = |hold: &&Hold| {
             // An instance that no longer exists has no labels.
             let labels = observed.instances.get(&hold.instance).map_or(&none, |seen| &seen.labels);
-            args.whom.matches(&hold.instance) && selection.means(&hold.instance, None, labels)
+            declared.means(&args.whom, &selection, &hold.instance, labels)
         };
         let released: Vec<&Hold> = holds.iter().filter(is).collect();
         let txn = released
             .iter()
             .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(keys::hold(&hold.instance))));
         if !txn.writes.is_empty() {
-            live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            live.state.txn(txn).await.map_err(|error| live.failure(&error))?;
         }
         printer.styled(&format!("{BOLD}released{BOLD:#}: {}\n", count(released.len(), "hold")));
         Ok(Exit::Done)

@@ -1,14 +1,17 @@
 //! Arguments of `plan` and `diff`, and those that `apply`, `watch` and `rollback` share with them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
+use crate::cli::Failure;
+use crate::cli::args::{InvalidValue, LimitArgs, milliseconds, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::clock;
-use crate::model::{Amount, Budgets, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
+use crate::model::{Amount, Budgets, Name, Op, OuterPolicy, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
 
 /// Show what apply would do and why
@@ -51,7 +54,7 @@ pub enum PlanForm {
 ///
 /// Compares each manifest with the registered spec and with the running process. Hosts with the same differences are
 /// shown once; changed words are highlighted. Exits with 0 without differences, 1 with differences, 65 for invalid
-/// manifests, 69 if the target is unreachable, and 2 for other errors.
+/// manifests, 69 if the target is unreachable, 77 if the credentials lack a grant, and 2 for other errors.
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
     #[command(flatten)]
@@ -114,8 +117,11 @@ pub struct BudgetArgs {
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
     pub stale_after: u64,
     /// Maximum wait for the writer lease; plan and diff need none, and watch retries at its next reconcile
-    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
-    pub lock_timeout: u64,
+    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = lock_timeout)]
+    pub lock_timeout: Duration,
+    /// Policy of this host: allowed namespaces, hosts, users and paths, and budgets. No manifest can widen it
+    #[arg(long, value_name = "FILE", env = "ABIDE_POLICY")]
+    pub policy: Option<PathBuf>,
 }
 
 impl Default for BudgetArgs {
@@ -126,12 +132,18 @@ impl Default for BudgetArgs {
             max_restart: None,
             override_holds: false,
             stale_after: 600,
-            lock_timeout: 10,
+            lock_timeout: Duration::from_secs(10),
+            policy: None,
         }
     }
 }
 
 impl BudgetArgs {
+    /// The policy of this host.
+    pub fn read_policy(&self) -> Result<Option<Arc<OuterPolicy>>, Failure> {
+        self.policy.as_deref().map(super::policy::read_policy).transpose()
+    }
+
     pub fn budgets(&self) -> Budgets {
         Budgets { delete: self.max_delete, restart: self.max_restart }
     }
@@ -175,6 +187,8 @@ impl InputArgs {
             override_holds: is("override_holds"),
             stale_after: flags["stale_after_secs"].as_u64().unwrap_or(self.bounds.stale_after),
             lock_timeout: self.bounds.lock_timeout,
+            // Not from the plan: a saved plan must not choose it.
+            policy: self.bounds.policy.clone(),
         };
         let namespaces = list(&flags["namespace"]).into_iter();
         self.select.namespace =
@@ -248,6 +262,10 @@ fn caps_parser() -> impl TypedValueParser<Value = Caps> {
 
 pub fn duration(text: &str) -> Result<u64, InvalidValue> {
     seconds(text).ok_or(InvalidValue("a duration such as 30s, 10m or 1h30m"))
+}
+
+fn lock_timeout(text: &str) -> Result<Duration, InvalidValue> {
+    milliseconds(text).map(Duration::from_millis)
 }
 
 fn time(text: &str) -> Result<Time, InvalidValue> {

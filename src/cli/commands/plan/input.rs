@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::args;
+use super::policy::{check_owner, check_policy};
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime, two_rows};
@@ -17,6 +18,7 @@ use crate::clock;
 use crate::control::spec_history::{HistorySearch, ManifestHistory};
 use crate::engine::PlanRequest;
 pub use crate::engine::{PlanDigests, PlanInput};
+use crate::gateway::access::AccessRole;
 use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::observe::ObserveError;
@@ -46,6 +48,10 @@ impl DesiredInput {
         args: &args::InputArgs,
         printer: &Printer,
     ) -> Result<DesiredInput, Failure> {
+        let policy = args.bounds.read_policy()?;
+        if let Some(policy) = &policy {
+            check_policy(policy, &mut loaded);
+        }
         let shown = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
         printer.to_stderr(&shown.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
@@ -68,7 +74,10 @@ impl DesiredInput {
             Some(moment) => clock::at(moment, &loaded.desired),
             None => clock::with_zones(&loaded.desired),
         };
-        let rules = rules(args, caps, &loaded)?;
+        let rules = Rules { policy, ..rules(args, caps, &loaded)? };
+        if let Some(policy) = &rules.policy {
+            check_owner(policy, &rules.owner)?;
+        }
         let meant = |key: &InstanceKey, want: &DesiredInstance| {
             rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
         };
@@ -78,6 +87,15 @@ impl DesiredInput {
             printer.warning("no process in the manifests matches this selection");
         }
         Ok(DesiredInput { loaded, rules, now })
+    }
+
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Whether no manifest was found: an empty directory is more often a mistake than a request.
+    pub fn is_without_files(&self) -> bool {
+        self.loaded.files == 0 && self.loaded.desired.instances.is_empty()
     }
 
     pub fn desired(&self) -> &Desired {
@@ -96,6 +114,7 @@ impl DesiredInput {
             now,
             source,
             accept_source: args.claims.accept_source,
+            activates: true,
             shown_source: shown_paths(args),
             search: HistorySearch { past, commit: None, limits },
         }
@@ -107,7 +126,8 @@ impl DesiredInput {
         let observed = read_rows(args, &now, printer)?.normalize_host_keys(&loaded.desired);
         let observed = observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?;
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
-        let input = PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline };
+        let input =
+            PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline, pin: None };
         let plan = input.plan();
         Ok((input, plan))
     }
@@ -134,8 +154,11 @@ pub fn read_and_plan(args: &args::InputArgs, printer: &Printer) -> Result<(PlanI
     // Only the check of --prune needs the source, and finding it takes a call of git.
     let checks = args.claims.prune && !args.claims.accept_source;
     let source = checks.then(|| work_tree::of_paths(&args.paths));
-    let planned = runtime()?.block_on(wanted.request(args, source).plan(&*live));
-    let (input, plan, _) = planned.map_err(|error| live.apply_failure(&error))?;
+    let planned = runtime()?.block_on(async {
+        live.check_desired(wanted.desired(), &wanted.rules, AccessRole::Read).await?;
+        wanted.request(args, source).plan(&*live).await.map_err(|error| live.apply_failure(&error))
+    });
+    let (input, plan, _) = planned?;
     Ok((input, plan))
 }
 

@@ -6,6 +6,7 @@ pub mod input;
 pub mod json;
 pub mod markdown;
 pub mod owner;
+pub mod policy;
 pub mod source;
 pub mod text;
 

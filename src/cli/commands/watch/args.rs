@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 
-use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
+use crate::cli::args::{LimitArgs, milliseconds, parse_switch};
 use crate::cli::commands::plan::args::{BudgetArgs, OwnershipArgs, SelectArgs};
 use crate::cli::commands::watch::source::SourceArgs;
 use crate::cli::status_server::{ListenArgs, NotifyArgs};
 use crate::cli::target::TargetArgs;
-use crate::model::seconds;
 
 /// Reconcile manifests continuously from a directory or git
 ///
@@ -86,13 +85,5 @@ impl ControllerArgs {
     /// The interval, at least 100 ms: targets need time between reconciles.
     pub fn reconcile_interval(&self) -> Duration {
         Duration::from_millis(self.interval.max(100))
-    }
-}
-
-fn milliseconds(text: &str) -> Result<u64, InvalidValue> {
-    let wrong = || InvalidValue("a duration such as 200ms or 2s");
-    match text.strip_suffix("ms") {
-        Some(number) => number.trim().parse().map_err(|_| wrong()),
-        None => seconds(text).map(|secs| secs.saturating_mul(1000)).ok_or_else(wrong),
     }
 }

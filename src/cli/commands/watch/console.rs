@@ -98,9 +98,10 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
                 "{DIM}relaunched{DIM:#} {instance}: the process exited, and runs again as process {pid}\n"
             ));
         }
-        ControllerEvent::RolledBack { processes, .. } => {
+        ControllerEvent::RolledBack { processes, why, .. } => {
+            let why: String = why.lines().map(|line| format!("    {}\n", visible(line))).collect();
             printer.to_stderr(&format!(
-                "{ERROR}rolled back{ERROR:#} {}: too many instances failed; held until its manifest changes\n",
+                "{ERROR}rolled back{ERROR:#} {}: too many instances failed; held until its manifest changes\n{why}",
                 visible(processes)
             ));
         }

@@ -71,8 +71,8 @@ pub fn log(event: &ControllerEvent<'_>, console: &mut ConsoleState, printer: &Pr
         ControllerEvent::Relaunched { instance, pid } => {
             log(INFO, "relaunched", json!({"instance": instance, "pid": pid}));
         }
-        ControllerEvent::RolledBack { processes, .. } => {
-            log(ERROR, "rolled_back", json!({"processes": processes}))
+        ControllerEvent::RolledBack { processes, why, .. } => {
+            log(ERROR, "rolled_back", json!({"processes": processes, "why": why}))
         }
         ControllerEvent::ExecutionFinished { ended, took } => {
             console.has_changes = true;

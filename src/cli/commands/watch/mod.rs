@@ -17,6 +17,7 @@ use tracing::info;
 use self::console::{ConsoleState, print_event};
 use crate::cli::args::LimitArgs;
 use crate::cli::commands::plan::owner::{may_prune, owner as resolve_owner};
+use crate::cli::commands::plan::policy::check_owner;
 use crate::cli::commands::plan::source::wait_for_same_source;
 use crate::cli::commands::serve::Signals;
 use crate::cli::commands::watch::source::WatchSource;
@@ -43,6 +44,8 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
     if args.how.claims.prune {
         may_prune(args.how.owner.as_deref(), args.target.target == "local")?;
     }
+    // An invalid policy ends it before anything is observed.
+    args.how.bounds.read_policy()?;
     let from = args.source.resolve(&args.paths, &args.limits, &args.how)?;
     malloc::allocate_tightly();
     runtime()?.block_on(async {
@@ -99,7 +102,7 @@ async fn run_with_restarts(
                 exit = signals.stop_signal() => return Ok(exit),
             }
         }
-        let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps()) };
+        let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps())? };
         match watch_with(from, args, &rules, &live, notifiers, signals, &connect, printer).await {
             NextAction::End(exit) => return Ok(exit),
             NextAction::Restart(new_target, new_source) => {
@@ -191,16 +194,21 @@ pub fn controller_info(from: &WatchSource, how: &ControllerArgs, target: &str) -
     }
 }
 
-fn rules(how: &ControllerArgs, caps: Caps) -> Rules {
-    Rules {
+fn rules(how: &ControllerArgs, caps: Caps) -> Result<Rules, Failure> {
+    let policy = how.bounds.read_policy()?;
+    if let Some(policy) = &policy {
+        check_owner(policy, how.owner())?;
+    }
+    Ok(Rules {
         owner: how.owner().to_owned(),
         prune: how.claims.prune,
         adopt: how.claims.adopt,
         budgets: how.bounds.budgets(),
         holds: HoldRules { override_manual: how.bounds.override_holds, ..HoldRules::default() },
         stale_after_secs: Some(how.bounds.stale_after),
+        policy,
         ..Rules::new(caps)
-    }
+    })
 }
 
 /// The controller of `up`, with default rules.
@@ -213,9 +221,11 @@ pub async fn run_with_defaults(
     stop: watch::Receiver<bool>,
     printer: &Printer,
     notifiers: &Notifiers,
-) {
+) -> Result<(), Failure> {
     let from = WatchSource::Paths { paths: paths.to_vec(), only_poll: false };
-    run_until_stopped(from, limits, how, rules(how, live.caps()), live, stop, printer, notifiers).await;
+    let rules = rules(how, live.caps())?;
+    run_until_stopped(from, limits, how, rules, live, stop, printer, notifiers).await;
+    Ok(())
 }
 
 #[allow(clippy::too_many_arguments)] // each has another owner
@@ -229,6 +239,7 @@ async fn run_until_stopped(
     printer: &Printer,
     notifiers: &Notifiers,
 ) {
+    notifiers.gateway.set(live.abide().ok().map(|abide| abide.calls().clone()));
     // The local agent runs processes without a `user` as the current user.
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let me = me.filter(|_| live.name == "local");

@@ -1,0 +1,184 @@
+//! Budgets of known callers: requests in flight and memory of their bodies, shared fairly between credentials.
+//!
+//! A credential gets a permit, or memory, while it holds less than what is still free. One credential therefore gets at
+//! most half of a budget, two get a third each, and a further credential always finds some. Many credentials with one
+//! request each can use all of it. Memory is charged as bytes arrive, never in advance.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+
+use super::credential_key::CredentialKey;
+use super::overload::LimitedResource;
+
+/// Requests in flight and their received bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Usage {
+    requests: usize,
+    bytes: usize,
+}
+
+/// Maximum concurrent requests and received bytes of one class of authenticated callers.
+pub struct Budget {
+    resource: LimitedResource,
+    most: Usage,
+    usage: Mutex<BudgetUsage>,
+}
+
+#[derive(Default)]
+struct BudgetUsage {
+    total: Usage,
+    credentials: HashMap<CredentialKey, Usage>,
+}
+
+impl Budget {
+    /// `resource`: exhausted when all permits are in use.
+    pub fn new(resource: LimitedResource, requests: usize, bytes: usize) -> Budget {
+        Budget { resource, most: Usage { requests, bytes }, usage: Mutex::default() }
+    }
+
+    fn usage(&self) -> MutexGuard<'_, BudgetUsage> {
+        self.usage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes a permit. A request without a credential key has no share: its listener has a single credential.
+    pub(super) fn charge(&self, credential: Option<CredentialKey>) -> Result<Charge<'_>, LimitedResource> {
+        let credential = credential.filter(|credential| credential.has_request_share());
+        let mut usage = self.usage();
+        let free = self.most.requests.saturating_sub(usage.total.requests);
+        if free == 0 {
+            return Err(self.resource);
+        }
+        if let Some(credential) = credential {
+            let own = usage.credentials.entry(credential).or_default();
+            if own.requests >= free {
+                return Err(LimitedResource::CredentialShare);
+            }
+            own.requests += 1;
+        }
+        usage.total.requests += 1;
+        Ok(Charge { budget: self, credential, bytes: 0 })
+    }
+}
+
+/// A request's part of a budget, released on drop.
+pub struct Charge<'a> {
+    budget: &'a Budget,
+    credential: Option<CredentialKey>,
+    bytes: usize,
+}
+
+impl Charge<'_> {
+    /// Charges received bytes.
+    pub(super) fn add(&mut self, more: usize) -> Result<(), LimitedResource> {
+        let mut usage = self.budget.usage();
+        let free = self.budget.most.bytes.saturating_sub(usage.total.bytes);
+        let Some(left) = free.checked_sub(more) else { return Err(LimitedResource::BodyMemory) };
+        if let Some(own) = self.credential.and_then(|credential| usage.credentials.get_mut(&credential)) {
+            if own.bytes.saturating_add(more) > left {
+                return Err(LimitedResource::CredentialShare);
+            }
+            own.bytes += more;
+        }
+        usage.total.bytes += more;
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        let mut usage = self.budget.usage();
+        let release = |usage: &mut Usage| {
+            usage.requests = usage.requests.saturating_sub(1);
+            usage.bytes = usage.bytes.saturating_sub(self.bytes);
+        };
+        release(&mut usage.total);
+        if let Some(credential) = self.credential
+            && let Some(own) = usage.credentials.get_mut(&credential)
+        {
+            release(own);
+            if own.requests == 0 {
+                usage.credentials.remove(&credential);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::credential_key::CredentialScope;
+    use super::*;
+
+    fn app(name: &str) -> Option<CredentialKey> {
+        Some(CredentialKey::new(CredentialScope::Clients, name))
+    }
+
+    fn is_empty(budget: &Budget) -> bool {
+        let usage = budget.usage();
+        usage.total == Usage::default() && usage.credentials.is_empty()
+    }
+
+    /// Charges of a credential until the first refusal.
+    fn fill<'a>(
+        budget: &'a Budget,
+        credential: Option<CredentialKey>,
+    ) -> (Vec<Charge<'a>>, Option<LimitedResource>) {
+        let mut held = Vec::new();
+        loop {
+            match budget.charge(credential) {
+                Ok(charge) => held.push(charge),
+                Err(resource) => return (held, Some(resource)),
+            }
+        }
+    }
+
+    #[test]
+    fn one_credential_gets_half_of_the_permits_and_another_half_of_the_rest() {
+        let budget = Budget::new(LimitedResource::KnownCallers, 512, 100);
+        let (greedy, why) = fill(&budget, app("greedy"));
+        assert_eq!((greedy.len(), why), (256, Some(LimitedResource::CredentialShare)));
+        let (second, why) = fill(&budget, app("second"));
+        assert_eq!((second.len(), why), (128, Some(LimitedResource::CredentialShare)));
+        // The first does not take back what the second released.
+        drop(second);
+        assert_eq!(budget.charge(app("greedy")).err(), Some(LimitedResource::CredentialShare));
+        drop(greedy);
+        assert!(is_empty(&budget));
+    }
+
+    #[test]
+    fn many_credentials_with_one_request_each_use_all_permits() {
+        let budget = Budget::new(LimitedResource::Agents, 512, 100);
+        let name = |n: usize| Some(CredentialKey::new(CredentialScope::OneHost, &n.to_string()));
+        let held: Vec<_> = (0..512).map(|n| budget.charge(name(n)).expect("a permit")).collect();
+        assert_eq!(budget.charge(name(512)).err(), Some(LimitedResource::Agents));
+        drop(held);
+        assert!(is_empty(&budget));
+    }
+
+    #[test]
+    fn callers_that_share_a_credential_by_design_use_all_permits() {
+        let budget = Budget::new(LimitedResource::Agents, 512, 100);
+        let all = Some(CredentialKey::new(CredentialScope::AllHosts, "token"));
+        assert_eq!(fill(&budget, all).0.len(), 512);
+        let single = Budget::new(LimitedResource::KnownCallers, 64, 100);
+        let (held, why) = fill(&single, None);
+        assert_eq!((held.len(), why), (64, Some(LimitedResource::KnownCallers)));
+    }
+
+    #[test]
+    fn one_credential_gets_half_of_the_memory() {
+        let budget = Budget::new(LimitedResource::KnownCallers, 16, 100);
+        let mut one = budget.charge(app("greedy")).expect("a permit");
+        let mut two = budget.charge(app("greedy")).expect("a permit");
+        assert_eq!((one.add(30), two.add(20)), (Ok(()), Ok(())));
+        assert_eq!(two.add(1), Err(LimitedResource::CredentialShare), "half of it");
+        let mut other = budget.charge(app("other")).expect("a permit");
+        assert_eq!(other.add(25), Ok(()));
+        assert_eq!(other.add(51), Err(LimitedResource::BodyMemory));
+        drop((one, two));
+        assert_eq!(other.add(25), Ok(()));
+        drop(other);
+        assert!(is_empty(&budget));
+    }
+}

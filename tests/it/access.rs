@@ -1,0 +1,490 @@
+//! Authorisation matrix: every route of the gateway's own table, with every kind of caller, for its own and for foreign
+//! namespaces, hosts, owners and users. A route without an entry here fails the test.
+
+use std::time::Duration;
+
+use abide::gateway::routes::{self, RouteRule, RouteScope};
+use serde_json::{Value, json};
+
+use crate::server::Server;
+use crate::support::until;
+
+const NOT_ALLOWED: i64 = 1_900_403;
+
+/// Three apps with one scope, one for each role; an expired app; and an administrator.
+const APPS: &str = "apps:
+  - {code: all, secret: s3cret}
+  - {code: read, secret: s3cret, role: read, namespaces: [web, job-7], hosts: ['0:10.0.0.1'], users: [www], owners: [team]}
+  - {code: operate, secret: s3cret, role: operate, namespaces: [web, job-7], hosts: ['0:10.0.0.1'], users: [www], owners: [team]}
+  - {code: admin, secret: s3cret, role: admin, namespaces: [web, job-7], hosts: ['0:10.0.0.1'], users: [www], owners: [team]}
+  - {code: late, secret: s3cret, expires: '2020-01-01T00:00:00Z'}
+";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Read,
+    Operate,
+    Admin,
+}
+
+impl Role {
+    const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
+
+    fn app(self) -> &'static str {
+        match self {
+            Role::Read => "read",
+            Role::Operate => "operate",
+            Role::Admin => "admin",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Namespace,
+    Host,
+    Owner,
+    User,
+}
+
+/// What a request is about. Each part is the apps' own, or one foreign value.
+#[derive(Clone, Debug)]
+struct Subject {
+    namespace: &'static str,
+    biz: i64,
+    host: (u64, &'static str),
+    owner: &'static str,
+    user: &'static str,
+    /// The foreign part and its value.
+    foreign: Option<(Part, &'static str)>,
+    /// Name of a process that is registered with exactly these parts.
+    name: String,
+}
+
+impl Subject {
+    fn own() -> Subject {
+        let (namespace, host, name) = ("web", (0, "10.0.0.1"), "own-process".to_owned());
+        Subject { namespace, biz: 7, host, owner: "team", user: "www", foreign: None, name }
+    }
+
+    fn host_key(&self) -> String {
+        format!("{}:{}", self.host.0, self.host.1)
+    }
+
+    fn key(&self) -> String {
+        format!("{}:{}:{}", self.host_key(), self.namespace, self.name)
+    }
+
+    fn hosts(&self) -> Value {
+        json!([{"ip": self.host.1, "bk_cloud_id": self.host.0}])
+    }
+
+    fn spec(&self, name: &str) -> Value {
+        json!({"identity": {"proc_name": name, "setup_path": format!("/opt/{}/{name}", self.namespace),
+                            "pid_path": "/run/p.pid", "user": self.user},
+               "control": {"start_cmd": "./run"}, "monitor_policy": {"auto_type": 1}})
+    }
+
+    fn request(&self, name: &str, op: i64) -> Value {
+        json!({"meta": {"namespace": self.namespace, "name": name, "labels": {"abide_owner": self.owner}},
+               "hosts": self.hosts(), "spec": self.spec(name), "op_type": op})
+    }
+
+    fn job(&self, op: i64) -> Value {
+        let process = json!({"proc_name": "j", "setup_path": "/opt/j", "pid_path": "/run/j.pid", "type": 1,
+                             "account": self.user, "contact": "ann", "proc_owner": "ann", "start_cmd": "./run",
+                             "ip_list": [{"ip": self.host.1, "bk_cloud_id": self.host.0}]});
+        json!({"bk_biz_id": self.biz, "op_type": op, "process_infos": [process]})
+    }
+}
+
+/// Foreign subjects, each in one part: near misses of the apps' own values.
+fn foreign() -> Vec<Subject> {
+    let mut all = Vec::new();
+    for (namespace, biz) in [("web2", 77), ("web-a", 8), ("Web", 70), ("we", 0), ("other", 1)] {
+        all.push(Subject { namespace, biz, foreign: Some((Part::Namespace, namespace)), ..Subject::own() });
+    }
+    for (host, shown) in [
+        ((0, "10.0.0.12"), "0:10.0.0.12"),
+        ((1, "10.0.0.1"), "1:10.0.0.1"),
+        ((0, "10.0.0.2"), "0:10.0.0.2"),
+        ((10, "10.0.0.1"), "10:10.0.0.1"),
+    ] {
+        all.push(Subject { host, foreign: Some((Part::Host, shown)), ..Subject::own() });
+    }
+    for owner in ["team2", "team-a", "Team", "tea", "other"] {
+        all.push(Subject { owner, foreign: Some((Part::Owner, owner)), ..Subject::own() });
+    }
+    for user in ["www-data", "WWW", "ww", "root"] {
+        all.push(Subject { user, foreign: Some((Part::User, user)), ..Subject::own() });
+    }
+    for (nth, subject) in all.iter_mut().enumerate() {
+        subject.name = format!("foreign-process-{nth}");
+    }
+    all
+}
+
+/// A request of a route: its query, its body, the role that it needs, and the parts that decide it.
+struct Sample {
+    query: String,
+    body: Value,
+    headers: String,
+    role: Role,
+    parts: &'static [Part],
+}
+
+const ALL_PARTS: &[Part] = &[Part::Namespace, Part::Host, Part::Owner, Part::User];
+const INSTANCE: &[Part] = &[Part::Namespace, Part::Host, Part::Owner];
+const PLACE: &[Part] = &[Part::Namespace, Part::Host];
+
+fn sample(body: Value, role: Role, parts: &'static [Part]) -> Sample {
+    Sample { query: String::new(), body, headers: String::new(), role, parts }
+}
+
+fn query(query: String, parts: &'static [Part]) -> Sample {
+    Sample { query, ..sample(json!({}), Role::Read, parts) }
+}
+
+/// The requests of a route that name a subject. A new route has none, and fails the test.
+fn named_requests(word: &str, of: &Subject) -> Vec<Sample> {
+    let (name, fresh) = (of.name.as_str(), format!("{}-new", of.name));
+    let (namespace, host) = (of.namespace, of.host_key());
+    let group = json!({"process_group": [{"name": "g", "resource": {"cpu_pool_limit": 50}}]});
+    match word {
+        "register" => vec![sample(of.request(&fresh, 0), Role::Operate, ALL_PARTS)],
+        // Of a process that exists: with its owner and its account.
+        "update" => vec![sample(of.request(name, 0), Role::Operate, ALL_PARTS)],
+        "unregister" => vec![sample(of.request(name, 0), Role::Operate, INSTANCE)],
+        "operate" => {
+            let mut registered = of.request(name, 1);
+            registered["meta"]["labels"] = json!({});
+            let claim = Sample {
+                headers: format!("X-Abide-Owner: {}\r\n", of.owner),
+                ..sample(registered.clone(), Role::Operate, ALL_PARTS)
+            };
+            vec![
+                sample(of.request(&fresh, 0), Role::Operate, ALL_PARTS),
+                sample(registered, Role::Operate, ALL_PARTS),
+                claim,
+                sample(of.request(name, 2), Role::Read, INSTANCE),
+            ]
+        }
+        "operate_multi" => {
+            let many = |op: i64| json!({"proc_operate_req": [of.request(name, op)]});
+            vec![sample(many(0), Role::Operate, ALL_PARTS), sample(many(2), Role::Read, INSTANCE)]
+        }
+        "status" => vec![sample(of.request(name, 0), Role::Read, PLACE)],
+        "sync" => {
+            let body = json!({"meta": {"namespace": namespace}, "page": {"start": 0, "limit": 10}});
+            vec![sample(body, Role::Read, &[Part::Namespace])]
+        }
+        "set_groups" => {
+            let body = json!({"meta": {"namespace": namespace}, "hosts": of.hosts(), "spec": group});
+            vec![sample(body, Role::Operate, PLACE)]
+        }
+        "groups" => vec![sample(of.request(name, 0), Role::Read, PLACE)],
+        "agents" => vec![sample(json!({"hosts": of.hosts()}), Role::Read, &[Part::Host])],
+        "manage_proc" => {
+            vec![sample(of.job(1), Role::Operate, &[Part::Namespace, Part::Host, Part::User])]
+        }
+        "operate_process" => vec![
+            sample(of.job(0), Role::Operate, &[Part::Namespace, Part::Host, Part::User]),
+            sample(of.job(2), Role::Read, PLACE),
+        ],
+        "figures" => vec![query(format!("?instance={}", of.key()), INSTANCE)],
+        "logs" => vec![query(format!("?namespace={namespace}&name={name}&host={host}"), INSTANCE)],
+        "rename" => {
+            let to = format!("{host}:{namespace}:{name}-renamed");
+            let whole = |with: Value| json!({"from": of.key(), "to": to, "spec": with, "meta": {"namespace": namespace}});
+            vec![
+                sample(whole(of.spec(name)), Role::Operate, ALL_PARTS),
+                sample(whole(Value::Null), Role::Operate, INSTANCE),
+            ]
+        }
+        "processes" => vec![
+            query(format!("?namespace={namespace}"), &[Part::Namespace]),
+            query(format!("?owner={}", of.owner), &[Part::Owner]),
+        ],
+        "state" => state_requests(of),
+        // Lists, which other tests compare; and answers that are the same for every app.
+        "watch" | "hosts" | "tasks" | "result" | "job_result" => Vec::new(),
+        "access" | "metrics" | "description" => Vec::new(),
+        // These need everything: their own test compares them.
+        "join_tokens" | "create_join_token" | "revoke_join_token" | "revoke_host" => Vec::new(),
+        other => panic!("the matrix has no request for {other}"),
+    }
+}
+
+/// Every kind of key, read and written; and leases.
+fn state_requests(of: &Subject) -> Vec<Sample> {
+    let (owner, key) = (of.owner, of.key());
+    let holder = json!({"id": "one", "host": "elsewhere", "boot_id": "b", "pid": 1, "started": 1});
+    let lease = format!("writer/{owner}");
+    let mut all = Vec::new();
+    let mut both = |key: String, value: Value, parts: &'static [Part]| {
+        let write = json!({"txn": {"writes": [{"key": key, "value": value.to_string()}]}});
+        all.push(sample(json!({"get": {"key": key}}), Role::Read, parts));
+        all.push(sample(write, Role::Operate, parts));
+        all.push(sample(json!({"txn": {"compares": [{"key": key, "changed": 7}]}}), Role::Operate, parts));
+    };
+    for start in ["", "at/gse/"] {
+        for key in [
+            format!("{start}journal/{owner}/r1/000001"),
+            format!("{start}history/{owner}/1-1-1"),
+            format!("{start}pin/{owner}"),
+            format!("{start}left/{owner}/{}", Subject::own().key()),
+            format!("{start}source/{owner}/taken"),
+            format!("{start}snap/{owner}/rev/r1"),
+        ] {
+            both(key, json!({}), &[Part::Owner]);
+        }
+        both(format!("{start}hold/{key}"), json!({}), PLACE);
+        both(format!("{start}pause/{}", of.namespace), json!({}), &[Part::Namespace]);
+        both(format!("{start}ledger/abide/{key}"), json!({"owner": owner}), INSTANCE);
+    }
+    let state = |request: Value, role: Role| sample(request, role, &[Part::Owner]);
+    all.extend([
+        state(json!({"range": {"prefix": format!("journal/{owner}/")}}), Role::Read),
+        state(json!({"slice": {"prefix": format!("history/{owner}/"), "limit": 5}}), Role::Read),
+        state(
+            json!({"changes": {"prefix": format!("snap/{owner}/rev/"), "after": 0, "wait_ms": 1}}),
+            Role::Read,
+        ),
+        state(json!({"take_lease": {"name": lease, "holder": holder, "lives_ms": 1000}}), Role::Operate),
+        state(
+            json!({"renew_lease": {"name": lease, "holder": "one", "generation": 1, "lives_ms": 1000}}),
+            Role::Operate,
+        ),
+        state(json!({"release_lease": {"name": lease, "holder": "one", "generation": 1}}), Role::Operate),
+        state(json!({"reset_lease": {"name": lease, "above": 1, "force": true}}), Role::Admin),
+    ]);
+    all
+}
+
+fn auth(app: &str, secret: &str) -> String {
+    format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{app}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
+}
+
+/// A gateway with a process for each subject, and with entries of every kind in its store.
+struct World {
+    server: Server,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("store.db");
+        let server = Server::start(&file, Duration::from_secs(60), APPS, "* one\n");
+        let world = World { server, _folder: folder };
+        for subject in std::iter::once(Subject::own()).chain(foreign()) {
+            let answer = world.server.gse("register_proc_info", subject.request(&subject.name, 0));
+            let rows = answer["data"].as_object().unwrap_or_else(|| panic!("{answer}"));
+            assert!(rows.values().all(|row| row["error_code"] == 0), "{answer}");
+            for sample in state_requests(&subject).iter().filter(|one| one.body.get("txn").is_some()) {
+                world.server.call("POST", "/api/abide/v1/state", sample.body.clone());
+            }
+        }
+        world
+    }
+
+    /// The code of the answer, and its text.
+    fn call(&self, method: &str, path: &str, app: &str, sample: &Sample) -> (i64, String) {
+        let (headers, path) =
+            (format!("{}{}", auth(app, "s3cret"), sample.headers), format!("{path}{}", sample.query));
+        let (_, text) = self.server.send(method, &path, &headers, sample.body.to_string().as_bytes());
+        // A granted log is a stream of lines, a refusal an envelope.
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+        assert!(answer.is_object() || path.contains("/logs?"), "{path}: {text}");
+        (answer["code"].as_i64().unwrap_or(0), text)
+    }
+}
+
+#[test]
+fn every_route_refuses_unknown_expired_and_removed_credentials() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(60), APPS, "* one\n");
+    let bodies = Subject::own().request("p", 2).to_string();
+    let callers = [
+        (String::new(), "no app is known"),
+        (auth("all", "wrong"), "no app is known"),
+        (auth("late", "s3cret"), "the secret of app late expired at 2020-01-01T00:00:00Z"),
+        (auth("removed", "s3cret"), "no app is known"),
+        ("Authorization: Bearer one\r\n".to_owned(), "no app is known"),
+    ];
+    let (mut number, mut apps) = (0u8, 0);
+    for (method, path, call) in routes::all() {
+        number += 1;
+        let RouteRule::App(..) = call.rule() else {
+            let (status, text) = server.send(method, &path, &auth("all", "s3cret"), bodies.as_bytes());
+            let expected = if call.rule() == RouteRule::Public { 200 } else { 401 };
+            assert_eq!(status, expected, "an app at {method} {path}: {text}");
+            continue;
+        };
+        apps += 1;
+        for (nth, (headers, says)) in callers.iter().enumerate() {
+            // A peer with one wrong login is not delayed.
+            let peer = [127, 2, number, u8::try_from(nth).expect("a few") + 1];
+            let (status, text) = server.send_from(peer, method, &path, headers, bodies.as_bytes());
+            assert!(status == 401 && text.contains(says), "{method} {path} {headers}: {status} {text}");
+        }
+    }
+    assert!(apps > 55, "{apps}");
+}
+
+#[test]
+fn every_route_compares_the_role_and_every_part_of_its_request() {
+    let world = World::new();
+    let (own, others) = (Subject::own(), foreign());
+    let (mut granted, mut refused) = (0, 0);
+    for (method, path, call) in routes::all() {
+        let RouteRule::App(_, scope) = call.rule() else { continue };
+        let word = call.word();
+        let requests = named_requests(word, &own);
+        let is_named = matches!(scope, RouteScope::Named | RouteScope::Operations | RouteScope::Keys);
+        assert!(!is_named || !requests.is_empty(), "the matrix has no request for {word}");
+        // Foreign subjects first: a granted request may remove the process.
+        for subject in &others {
+            let (part, value) = subject.foreign.expect("a foreign part");
+            for sample in named_requests(word, subject).iter().filter(|one| one.parts.contains(&part)) {
+                for role in Role::ALL {
+                    let (code, text) = world.call(method, &path, role.app(), sample);
+                    let what = format!(
+                        "{method} {path} as {role:?} for {part:?} {value}: {text} of {}",
+                        sample.body
+                    );
+                    assert_eq!(code, NOT_ALLOWED, "{what}");
+                    assert!(text.contains(&format!("app {} lacks ", role.app())), "{what}");
+                    // JOB names the business.
+                    if role >= sample.role && !(part == Part::Namespace && word.contains("proc")) {
+                        assert!(text.contains(value), "{what}");
+                    }
+                    refused += 1;
+                }
+            }
+        }
+        for sample in &requests {
+            for role in Role::ALL {
+                let (code, text) = world.call(method, &path, role.app(), sample);
+                let is_granted = role >= sample.role;
+                let what = format!("{method} {path} as {role:?}: {text} of {}{}", sample.query, sample.body);
+                assert_eq!(code != NOT_ALLOWED, is_granted, "{what}");
+                granted += usize::from(is_granted);
+            }
+        }
+    }
+    assert!(granted > 200 && refused > 2000, "{granted} granted, {refused} refused");
+}
+
+#[test]
+fn lists_contain_what_the_app_may_see_and_nothing_else() {
+    let world = World::new();
+    let server = &world.server;
+    for host in ["0:10.0.0.1", "0:10.0.0.12", "1:10.0.0.1"] {
+        let join = json!({"agent": host, "hosts": [host], "version": "1"}).to_string();
+        server.send("POST", "/api/abide/v1/agent/join", "Authorization: Bearer one\r\n", join.as_bytes());
+    }
+    let mut tasks = Vec::new();
+    for subject in std::iter::once(Subject::own()).chain(foreign()) {
+        tasks.push((
+            server.gse("operate_proc", subject.request(&subject.name, 1))["data"]["task_id"].clone(),
+            subject,
+        ));
+    }
+    let headers = auth("read", "s3cret");
+    let get = |path: &str| {
+        let (_, text) = server.send("GET", path, &headers, b"");
+        serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{path}: {error} {text}"))["data"]
+            .clone()
+    };
+    let state = |request: Value| {
+        let (_, text) = server.send("POST", "/api/abide/v1/state", &headers, request.to_string().as_bytes());
+        serde_json::from_str::<Value>(&text).expect("JSON")["data"].clone()
+    };
+    let sync = json!({"meta": {"namespace": "web"}, "page": {"start": 0, "limit": 100}});
+    let (_, synced) =
+        server.send("POST", "/api/c/compapi/v2/gse/sync_proc_status/", &headers, sync.to_string().as_bytes());
+    // A foreign account hides nothing: it only limits what the app may run.
+    let is_seen = |subject: &Subject| matches!(subject.foreign, None | Some((Part::User, _)));
+    let lists = [
+        ("processes", get("/api/abide/v1/processes").to_string()),
+        ("sync", synced),
+        ("holds", state(json!({"range": {"prefix": "hold/"}})).to_string()),
+        ("ledger", state(json!({"range": {"prefix": "ledger/abide/"}})).to_string()),
+        ("slice", state(json!({"slice": {"prefix": "ledger/abide/", "limit": 100}})).to_string()),
+        ("changes", state(json!({"changes": {"prefix": "ledger/", "after": 0, "wait_ms": 1}})).to_string()),
+    ];
+    for (name, text) in &lists {
+        for (_, subject) in &tasks {
+            let is_listed = text.contains(&format!("{}\"", subject.name));
+            let is_hold = *name == "holds" && matches!(subject.foreign, Some((Part::Owner, _)));
+            assert_eq!(is_listed, is_seen(subject) || is_hold, "{name}: {subject:?}: {text}");
+        }
+    }
+    for prefix in ["journal/", "history/", "pin/", "left/", "source/", "snap/", "pause/", "at/gse/"] {
+        let text = state(json!({"range": {"prefix": prefix}})).to_string();
+        assert!(text.contains("team/") || text.contains("/team\"") || prefix == "pause/", "{prefix}: {text}");
+        for other in ["team2", "team-a", "Team", "tea/", "tea\"", "web2", "web-a", "Web", "/we\"", "other"] {
+            assert!(!text.contains(other), "{prefix} has {other}: {text}");
+        }
+    }
+    let hosts = get("/api/abide/v1/hosts");
+    assert_eq!(hosts.as_array().map(Vec::len), Some(1), "{hosts}");
+    assert_eq!(hosts[0]["host"], "0:10.0.0.1", "{hosts}");
+    let listed = get("/api/abide/v1/tasks").to_string();
+    for (task, subject) in &tasks {
+        assert_eq!(listed.contains(task.as_str().expect("an id")), is_seen(subject), "{subject:?}: {listed}");
+        let body = json!({"task_id": task}).to_string();
+        let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
+        let (_, text) = server.send("POST", path, &headers, body.as_bytes());
+        assert_eq!(!text.contains("there is no task"), is_seen(subject), "{subject:?}: {text}");
+    }
+}
+
+#[test]
+fn a_watch_has_no_lines_of_others_and_ends_when_the_secret_expires() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let until_then = std::time::SystemTime::now() + Duration::from_secs(4);
+    let at = jiff::Timestamp::try_from(until_then).expect("a time");
+    let apps = format!(
+        "apps:\n  - {{code: all, secret: s3cret}}\n  - {{code: web, secret: s3cret, namespaces: [web], owners: [team], expires: '{at}'}}\n"
+    );
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(60), &apps, "* one\n");
+    let (status, mut lines) = server.stream("/api/abide/v1/processes/watch", &auth("web", "s3cret"));
+    assert_eq!(status, 200);
+    for subject in foreign().into_iter().filter(|one| matches!(one.foreign, Some((Part::Namespace, _)))) {
+        server.gse("register_proc_info", subject.request(&subject.name, 0));
+    }
+    let own = Subject::own();
+    server.gse("register_proc_info", own.request(&own.name, 0));
+    assert_eq!(lines.next().expect("a change")["instance"], own.key(), "the first line is the app's own");
+    let last = lines.next().expect("a last line");
+    assert!(last["error"].as_str().is_some_and(|text| text.contains("no longer known")), "{last}");
+    assert!(std::time::SystemTime::now() >= until_then, "the stream ended early");
+    assert_eq!(lines.next(), None);
+    let (status, text) = server.send("GET", "/api/abide/v1/access", &auth("web", "s3cret"), b"");
+    assert!(status == 401 && text.contains("expired"), "{status} {text}");
+}
+
+/// Another app's idempotency keys are not visible, and do not collide.
+#[test]
+fn idempotency_keys_belong_to_their_app() {
+    let world = World::new();
+    let own = Subject::own();
+    let op = "X-Abide-Op: the-op\r\n";
+    let path = "/api/c/compapi/v2/gse/operate_proc/";
+    let first =
+        world.server.call_with("POST", path, op, own.request(&own.name, 1))["data"]["task_id"].clone();
+    assert!(first.is_string());
+    let find = |app: &str| {
+        let (_, text) = world.server.send("GET", "/api/abide/v1/tasks?op=the-op", &auth(app, "s3cret"), b"");
+        serde_json::from_str::<Value>(&text).expect("JSON")["data"]["task"].clone()
+    };
+    assert_eq!((find("all"), find("operate")), (first.clone(), Value::Null));
+    let headers = format!("{}{op}", auth("operate", "s3cret"));
+    let (_, text) =
+        world.server.send("POST", path, &headers, own.request(&own.name, 1).to_string().as_bytes());
+    let second = serde_json::from_str::<Value>(&text).expect("JSON")["data"]["task_id"].clone();
+    assert!(second.is_string() && second != first, "{text}");
+    until("the app finds its own", || find("operate") == second);
+}

@@ -1,0 +1,142 @@
+//! Names and selections of verbs: a declared name means all of its instances, and an unknown one is an error where something
+//! would change.
+
+use serde_json::Value;
+
+use crate::fixtures::machine::Machine;
+use crate::support::until;
+
+/// Three instances of `web/w`, and a process of its own.
+fn fleet() -> Machine {
+    let machine = Machine::new();
+    machine.several("w", "1");
+    machine.edit("w", "instances: 2", "instances: 3");
+    machine.process("other", "1", "");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out} {err}");
+    machine
+}
+
+fn running(machine: &Machine) -> Vec<String> {
+    machine.pids().into_keys().collect()
+}
+
+#[test]
+fn a_declared_name_means_all_of_its_instances() {
+    let machine = fleet();
+    let (code, out, err) = machine.run(&["stop", "web/w"]);
+    assert!(code == 0 && out.contains("3 of 3 instances"), "{code} {out} {err}");
+    assert_eq!(running(&machine), ["other"]);
+    let holds = |args: &[&str]| {
+        let (_, out, _) = machine.run(&[&["get", "holds", "-o", "json"], args].concat());
+        serde_json::from_str::<Vec<Value>>(&out).expect("holds").len()
+    };
+    assert_eq!((holds(&[]), holds(&["--include", "web/w"]), holds(&["--exclude", "web/w"])), (3, 3, 0));
+    // One of them by its own name, and on a host.
+    assert_eq!(machine.run(&["start", "web/w_2@127.0.0.1"]).0, 0);
+    assert_eq!(running(&machine), ["other", "w_2"]);
+    let (code, out, err) = machine.run(&["release", "web/w"]);
+    assert!(code == 0 && out.contains("3 holds"), "{code} {out} {err}");
+    let (code, out, _) = machine.run(&["release", "web/w"]);
+    assert!(code == 0 && out.contains("0 holds"), "nothing is held: {code} {out}");
+    assert_eq!(machine.run(&["start", "web/w@0:127.*"]).0, 0);
+    assert_eq!(running(&machine), ["other", "w_1", "w_2", "w_3"]);
+    let (code, out, err) = machine.run(&["describe", "web/w", "-o", "json"]);
+    let rows: Vec<Value> = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+    assert_eq!((code, rows.len()), (0, 3));
+    for (args, count) in
+        [(&["--include", "web/w"], 3), (&["--exclude", "web/w"], 1), (&["--host", "10.*"], 0)]
+    {
+        let (_, out, _) = machine.run(&[&["get", "processes", "-o", "name"], &args[..]].concat());
+        assert_eq!(out.lines().filter(|line| line.contains(":web:")).count(), count, "{args:?}: {out}");
+        let (code, out, err) = machine.run(&[&["status", "-o", "json"], &args[..]].concat());
+        let status: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+        assert_eq!((code, &status["processes"]), (0, &count.into()), "{args:?}");
+    }
+    let (code, out, err) = machine.run(&["logs", "--include", "web/w"]);
+    assert_eq!((code, out.as_str()), (0, ""), "{err}");
+    let (_, out, _) = machine.run(&["export", "--include", "web/w"]);
+    assert_eq!(out.matches("kind: Process").count(), 3, "{out}");
+}
+
+/// Verbs that change something refuse an unknown name; reading verbs report it.
+#[test]
+fn an_unknown_name_is_an_error_where_something_changes() {
+    let machine = fleet();
+    for verb in ["start", "stop", "restart", "reload", "kill", "release"] {
+        let (code, _, err) = machine.run(&[verb, "web/othr"]);
+        assert!(code == 64 && err.contains("did you mean web/other?"), "{verb}: {code} {err}");
+        let (code, _, err) = machine.run(&[verb, "web/other", "web/none@10.0.0.1"]);
+        assert_eq!(code, 64, "{verb}: {err}");
+    }
+    let (code, _, err) = machine.run(&["stop", "-l", "tier=none"]);
+    assert!(code == 64 && err.contains("no instance matches"), "{code} {err}");
+    let (code, _, err) = machine.run(&["unprotect", "web/othr", "--reason", "x"]);
+    assert_eq!(code, 64, "{err}");
+    assert_eq!(running(&machine).len(), 4, "nothing happened");
+    for args in [&["describe", "web/none"][..], &["logs", "web/none"], &["describe", "-l", "tier=none"]] {
+        let (code, _, err) = machine.run(args);
+        assert!(code == 0 && err.contains("has no process"), "{args:?}: {code} {err}");
+    }
+    // A declared process that does not exist yet has a known name.
+    machine.process("new", "1", "");
+    machine.edit("new", "start_cmd: \"echo start new 1", "start_cmd: \"exit 3; echo start new 1");
+    assert_eq!(machine.apply(&[]).0, 3);
+    let (code, _, err) = machine.run(&["stop", "web/new"]);
+    assert!(code == 1 && err.contains("does not exist yet"), "{code} {err}");
+}
+
+#[test]
+fn an_empty_directory_is_refused() {
+    let machine = Machine::new();
+    std::fs::create_dir(machine.path("empty")).expect("a folder");
+    let (code, out, err) = machine.run(&["apply", "empty", "--yes", "-o", "json"]);
+    assert!(code == 4 && out.contains("EmptySet"), "{code} {out} {err}");
+    let (code, _, err) = machine.run(&["plan", "empty"]);
+    assert_eq!(code, 0, "{err}");
+}
+
+/// A protection outlasts its file, until a person or a manifest ends it.
+#[test]
+fn a_protection_outlasts_its_manifest() {
+    let machine = Machine::new();
+    for name in ["a", "b"] {
+        machine.process(name, "1", "");
+    }
+    let text = machine.manifest_text("a");
+    machine.declare("a", format!("protect: [delete]\n{text}"));
+    assert_eq!(machine.apply(&[]).0, 0);
+    let pids = machine.pids();
+    std::fs::remove_file(machine.path("m/a.yaml")).expect("a file");
+    let (code, out, err) = machine.apply(&["--prune", "-o", "json"]);
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+    assert_eq!((code, &report["plan"]["held"][0]["reason"]), (3, &"Protected".into()), "{report}");
+    assert_eq!(machine.pids(), pids);
+    let (code, out, err) = machine.run(&["unprotect", "web/a", "--reason", "moved to another fleet"]);
+    assert!(code == 0 && out.contains("1 instance"), "{code} {out} {err}");
+    assert!(machine.run(&["history"]).1.contains("moved to another fleet"));
+    let (code, out, err) = machine.apply(&["--prune"]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(running(&machine), ["b"]);
+}
+
+#[test]
+fn an_absent_manifest_ends_a_protection() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    machine.process("b", "1", "");
+    let text = machine.manifest_text("a");
+    machine.declare("a", format!("protect: [delete, stop]\n{text}"));
+    let _watch =
+        machine.start(&["watch", "m", "--prune", "--owner", "team", "--listen", "127.0.0.1:0"], "watch.log");
+    until("both run", || machine.pids().len() == 2);
+    std::fs::remove_file(machine.path("m/a.yaml")).expect("a file");
+    until("it is held", || {
+        std::fs::read_to_string(machine.path("watch.log")).unwrap_or_default().contains("Protected")
+    });
+    machine.process("c", "1", "");
+    until("another change is applied", || machine.pids().contains_key("c"));
+    assert!(machine.pids().contains_key("a"));
+    machine.declare("a", format!("protect: []\nstate: absent\n{text}"));
+    until("it is gone", || running(&machine) == ["b", "c"]);
+}
