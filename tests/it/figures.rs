@@ -222,7 +222,8 @@ fn a_limit_in_cores_ends_a_hog_and_is_named() {
     assert_eq!(system.operate("hog", START, &spec).0, 0);
     let detail = ended_by_limit(&system, "hog");
     let used = detail.strip_prefix("cpu ").and_then(|rest| rest.strip_suffix(" cores of 0.2"));
-    assert!(used.and_then(|used| used.parse::<f64>().ok()).is_some_and(|used| used > 0.2), "{detail}");
+    // The text has two digits: on a busy host, the hog may have used little more than its limit.
+    assert!(used.and_then(|used| used.parse::<f64>().ok()).is_some_and(|used| used >= 0.2), "{detail}");
     assert!(system.log().contains("resource limit exceeded"));
 }
 

@@ -355,9 +355,11 @@ fn no_process_of_the_agent_leads_out_of_a_sandbox() {
     let data = home.path("data");
     std::fs::create_dir_all(&data).expect("a folder");
     std::os::unix::fs::chown(&data, Some(user.uid), Some(user.gid)).expect("an owner");
-    // Tries the files of every process, while the first writer is killed and another one starts.
+    let agent = system.agent.as_ref().expect("an agent").id();
+    // Tries the files of every process of this agent, while the first writer is killed and another one starts. Other tests have
+    // processes of the same user, too.
     let attack = format!(
-        "tries() {{ for one in /proc/[0-9]*; do echo out > $one/root{0}/out; done; }}; until [ -s writers ]; do sleep 0.1; done; \
+        "tries() {{ for one in /proc/[0-9]*; do grep -qx \"PPid:.{agent}\" $one/status && echo out > $one/root{0}/out; done; }}; until [ -s writers ]; do sleep 0.1; done; \
          {{ tries; kill $(cat writers); tries; tries; }} 2>/dev/null; touch tried; exec sleep 1000",
         data.display()
     );
@@ -373,6 +375,7 @@ fn no_process_of_the_agent_leads_out_of_a_sandbox() {
     };
     let task = system.begin("jailed", 0, &spec);
     until("a writer runs", || !writers().is_empty());
+    assert!(writers().iter().all(|pid| crate::system::parent_of(*pid) == Some(agent)), "it is not tried");
     let text = writers().iter().map(|pid| format!("{pid} ")).collect::<String>();
     std::fs::write(home.path("writers"), text).expect("a file");
     assert_eq!(system.row("jailed", &task)["error_code"], 0);
