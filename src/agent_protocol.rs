@@ -5,6 +5,7 @@
 //! are numbered and resumable: a request is repeated until its number was seen, a result until it was acknowledged. An
 //! empty line is a heartbeat.
 
+mod enrollment;
 mod figures;
 mod history;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::enrollment::{CertificateLife, EnrollmentRequest, IssuedCertificate};
 pub use self::figures::{FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
 pub use self::history::{ExitReason, FailedStart, InstanceHistory, ProcessExit, ScheduledRun};
 use crate::gse::codes::GseOp;
@@ -58,6 +60,9 @@ pub struct Joined {
     /// The gateway takes figures.
     #[serde(default)]
     pub figures: bool,
+    /// Remaining life of the certificate that the agent joined with, if the gateway's CA signed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<CertificateLife>,
 }
 
 /// From the gateway to the agent.

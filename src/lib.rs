@@ -37,6 +37,7 @@
 //!   a gateway over HTTP.
 //! - [`http`]: HTTP servers and clients: TLS, limits, credentials, files that are reloaded.
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
+//! - [`pki`]: certificates of agents: the CA of a fleet, keys, join tokens.
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
 //! - `retry_delay`: delays between attempts: growth, cap and jitter.
@@ -81,6 +82,7 @@ mod metrics;
 pub mod model;
 pub mod observe;
 mod permissions;
+pub mod pki;
 mod proc;
 pub mod reconcile;
 mod retry_delay;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, RequestBuilder, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
@@ -17,17 +17,20 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::Supervisor;
+use super::enrollment::{Renewal, SessionCredential, credential};
 use super::figures::timer::FiguresTimer;
 use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
-    Acked, AgentMessage, FiguresUpdate, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk, OpResult, ToAgent,
+    Acked, AgentMessage, CertificateLife, FiguresUpdate, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk,
+    OpResult, ToAgent,
 };
 use crate::clock;
 use crate::error_chain::chain;
 use crate::gse::response::Envelope;
 use crate::http::{ClientConfig, ClientError, TransportError, redirect};
 use crate::model::HostKey;
-use crate::permissions::{PermissionError, check_private};
+use crate::permissions::PermissionError;
+use crate::pki::AgentKeyError;
 use crate::retry_delay::RetryDelay;
 use crate::store::Error;
 
@@ -35,8 +38,10 @@ use crate::store::Error;
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
     pub url: String,
-    /// Read for every session: a token may be replaced.
-    pub token_file: PathBuf,
+    /// Read for every session: a token may be replaced. `None`: the agent has a certificate of an external CA.
+    pub token_file: Option<PathBuf>,
+    /// The agent's data folder, for its key and certificate.
+    pub folder: PathBuf,
     /// The agent's name, stored in its folder.
     pub agent: String,
     pub hosts: Vec<HostKey>,
@@ -55,9 +60,21 @@ const BACKOFF: RetryDelay =
 
 /// Why a session with the gateway ended.
 #[derive(Debug, thiserror::Error)]
-enum SessionError {
+pub(super) enum SessionError {
     #[error("cannot read token file {}", file.display())]
     TokenFile { file: PathBuf, source: std::io::Error },
+    #[error("{} contains an incomplete join token", file.display())]
+    InvalidJoinToken { file: PathBuf },
+    #[error("a join token needs a gateway with https: its certificate identifies TLS connections")]
+    JoinNeedsTls,
+    #[error("cannot use the key file {}", file.display())]
+    KeyFile { file: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Key(#[from] AgentKeyError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("the certificate was renewed")]
+    Renewed,
     #[error(transparent)]
     UnsafeTokenFile(#[from] PermissionError),
     #[error(transparent)]
@@ -96,6 +113,11 @@ pub async fn run(
             error = session(&config, &client, &mut supervisor, &mut messages, &mut ready) => error,
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
         };
+        if matches!(error, SessionError::Renewed) {
+            info!("joining again with the renewed certificate");
+            wait = BACKOFF.first();
+            continue;
+        }
         // A session that lasted resets the backoff.
         if begun.elapsed() > BACKOFF.max() {
             wait = BACKOFF.first();
@@ -123,6 +145,14 @@ async fn session(
     }
 }
 
+/// Sends answers to queries of figures, if there are any.
+fn send_figure_answers(outbox: &Outbox, supervisor: &mut Supervisor) {
+    let answers = supervisor.take_figure_answers();
+    if !answers.is_empty() {
+        tokio::spawn(outbox.send_figures(FiguresUpdate { answers, ..FiguresUpdate::default() }));
+    }
+}
+
 async fn try_session(
     config: &JoinConfig,
     client: &Client,
@@ -130,7 +160,7 @@ async fn try_session(
     messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
     ready: &mut impl FnMut(),
 ) -> Result<(), SessionError> {
-    let gateway = GatewayClient::new(config, client)?;
+    let gateway = GatewayClient::new(config, credential(config, client).await?);
     let mut outbox = join(config, gateway.clone(), supervisor, messages).await?;
     supervisor.report_all();
     let mut clock = StreamClock::start();
@@ -144,6 +174,7 @@ async fn try_session(
     let mut busy = true;
     let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, SessionError>>> = None;
     let mut figures = FiguresTimer::new(supervisor.figures_interval());
+    let mut renewal = Renewal::start(outbox.certificate, gateway.clone(), config.folder.clone());
     loop {
         if send_task.is_none() && !outbox.waiting.is_empty() {
             send_task = Some(tokio::spawn(outbox.batch()));
@@ -156,10 +187,7 @@ async fn try_session(
                     last_received = Instant::now();
                     buffer.extend_from_slice(&bytes);
                     handle_lines(&mut buffer, &mut clock, supervisor).await?;
-                    let answers = supervisor.take_figure_answers();
-                    if !answers.is_empty() {
-                        tokio::spawn(outbox.send_figures(FiguresUpdate { answers, ..FiguresUpdate::default() }));
-                    }
+                    send_figure_answers(&outbox, supervisor);
                 }
             },
             complete = figures.next(), if outbox.takes_figures => {
@@ -179,6 +207,7 @@ async fn try_session(
                 busy = true;
                 tokio::spawn(gateway.clone().send_log_chunk(session.clone(), chunk));
             }
+            renewed = renewal.done() => return renewed.and(Err(SessionError::Renewed)),
             sent = async { match &mut send_task { Some(send_task) => send_task.await, None => std::future::pending().await } } => {
                 send_task = None;
                 let acknowledged = sent??;
@@ -221,9 +250,10 @@ async fn join(
         last_seq: supervisor.last_seq(),
         logs: true,
     };
-    let Joined { session, acked, store, figures } = gateway.call("join", &[], &request).await?;
+    let Joined { session, acked, store, figures, certificate } = gateway.call("join", &[], &request).await?;
     supervisor.session_started(&store).await?;
-    let mut outbox = Outbox { gateway, session, seq: acked, waiting: Vec::new(), takes_figures: figures };
+    let (waiting, takes_figures) = (Vec::new(), figures);
+    let mut outbox = Outbox { gateway, session, seq: acked, waiting, takes_figures, certificate };
     // Messages of the broken session: results are in the store, and reports are sent again. Only a result that is not
     // in the store (a live status check, a refusal) is taken from the queue.
     let unacknowledged = supervisor.unacknowledged_results().await?;
@@ -290,6 +320,8 @@ struct Outbox {
     waiting: Vec<AgentMessage>,
     /// The gateway takes figures.
     takes_figures: bool,
+    /// Life of the certificate of this session.
+    certificate: Option<CertificateLife>,
 }
 
 impl Outbox {
@@ -334,23 +366,28 @@ impl Outbox {
 
 /// Client for the agent API of the gateway.
 #[derive(Clone)]
-struct GatewayClient {
+pub(super) struct GatewayClient {
     client: Client,
     base: String,
-    token: String,
+    /// A static token; `None`: the client has a certificate.
+    token: Option<String>,
 }
 
 impl GatewayClient {
-    fn new(config: &JoinConfig, client: &Client) -> Result<GatewayClient, SessionError> {
-        let token = std::fs::read_to_string(&config.token_file)
-            .map_err(|source| SessionError::TokenFile { file: config.token_file.clone(), source })?;
-        check_private(&config.token_file)?;
-        let token = token.trim().to_owned();
+    fn new(config: &JoinConfig, credential: SessionCredential) -> GatewayClient {
         let base = format!("{}/api/abide/v1/agent", config.url.trim_end_matches('/'));
-        Ok(GatewayClient { client: client.clone(), base, token })
+        let SessionCredential { client, token } = credential;
+        GatewayClient { client, base, token }
     }
 
-    async fn call<T: DeserializeOwned>(
+    fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    pub(super) async fn call<T: DeserializeOwned>(
         &self,
         call: &str,
         query: &[(&str, &str)],
@@ -358,7 +395,7 @@ impl GatewayClient {
     ) -> Result<T, SessionError> {
         let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let url = format!("{}/{call}?{}", self.base, query.join("&"));
-        let request = self.client.post(url).bearer_auth(&self.token).json(body).timeout(STREAM_TIMEOUT);
+        let request = self.authorized(self.client.post(url)).json(body).timeout(STREAM_TIMEOUT);
         let response = request.send().await.map_err(TransportError::from)?;
         // The token is for the gateway, not for the address of a redirect.
         if let Some(why) = redirect(&response) {
@@ -383,7 +420,7 @@ impl GatewayClient {
     ) -> Result<impl futures_util::Stream<Item = reqwest::Result<axum::body::Bytes>> + Unpin, SessionError>
     {
         let url = format!("{}/stream?session={session}&after=0", self.base);
-        let request = self.client.get(url).bearer_auth(&self.token);
+        let request = self.authorized(self.client.get(url));
         let response = request.send().await.map_err(TransportError::from)?;
         if let Some(why) = redirect(&response) {
             return Err(TransportError::from(why).into());
@@ -398,7 +435,10 @@ impl GatewayClient {
     }
 }
 
-fn parse_response<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Result<T, SessionError> {
+pub(super) fn parse_response<T: DeserializeOwned>(
+    status: StatusCode,
+    bytes: &[u8],
+) -> Result<T, SessionError> {
     #[derive(Deserialize)]
     struct ErrorBody {
         message: String,

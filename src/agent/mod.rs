@@ -1,7 +1,7 @@
 //! Agent: starts, stops and supervises the processes of one or more hosts.
 //!
 //! # Theory of operation
-//! An agent connects out to a gateway ([`channel`]) and performs the operations that the gateway sends. Each instance has a
+//! An agent connects out to a gateway ([`channel`]), with a static token or a certificate ([`enrollment`]), and performs the operations that the gateway sends. Each instance has a
 //! task that owns it ([`instance`]): operations on one instance run one after the other, operations on different instances
 //! run concurrently. The task holds its process by a pidfd ([`process`]): the kernel notifies it when the process ends, and
 //! no signal can reach another process that reuses the pid. A pure function ([`restart_policy`]) decides whether and when a
@@ -47,6 +47,7 @@ mod channel;
 mod checks;
 mod clone_exec;
 mod context;
+mod enrollment;
 mod environment;
 mod error;
 mod exit_record;

@@ -131,6 +131,8 @@ pub enum Verb {
     Pause(super::commands::manual::pause::PauseArgs),
     Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),
+    Token(super::commands::token::TokenArgs),
+    Host(super::commands::host::HostArgs),
     Access(super::commands::access::AccessArgs),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),

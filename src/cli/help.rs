@@ -28,7 +28,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
             "lease",
         ],
     ),
-    ("Run", &["up", "down", "serve", "agent"]),
+    ("Run", &["up", "down", "serve", "agent", "token", "host"]),
     ("Convert", &["import", "export", "convert"]),
     (TOOLS, &["doctor", "config", "access", "completions", "man", "version"]),
 ];

@@ -5,6 +5,7 @@
 mod args;
 mod commands;
 mod declared_names;
+mod fleet_ca;
 mod help;
 mod local;
 mod output;
@@ -23,8 +24,8 @@ use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
     access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
-    history, import, init, lease, logs, man, plan, rollback, schema, serve, status, up, validate, version,
-    watch,
+    history, host, import, init, lease, logs, man, plan, rollback, schema, serve, status, token, up,
+    validate, version, watch,
 };
 use self::commands::{own, unprotect};
 use self::output::print::Printer;
@@ -160,6 +161,8 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
+        Verb::Token(args) => token::run(&args, printer),
+        Verb::Host(args) => host::run(&args, printer),
         Verb::Access(args) => access::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),

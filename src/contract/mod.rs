@@ -11,6 +11,7 @@ mod apply_report;
 mod controller_status;
 mod event;
 mod figures;
+mod fleet;
 mod gateway_process;
 mod history;
 mod hold;
@@ -35,6 +36,10 @@ pub use apply_report::{
 pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
 pub use figures::{FigureDetails, FigureSample, FigureSeries};
+pub use fleet::{
+    CreatedJoinToken, HostCertificate, HostRevocation, JoinTokenRequest, JoinTokenRow, Revoked,
+    TokenRevocation,
+};
 pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};

@@ -21,7 +21,7 @@ pub enum AccessRole {
     Read,
     /// Also operations, registrations, holds, pauses and leases.
     Operate,
-    /// Also the reset of leases.
+    /// Also the reset of leases, and with every namespace, host and owner join tokens and certificates of agents.
     #[default]
     Admin,
 }
@@ -102,11 +102,13 @@ impl fmt::Display for GrantPart {
             GrantPart::Role(role) => write!(f, "role {}", role.word()),
             GrantPart::Namespace(name) if name == "*" => write!(f, "namespace * (all namespaces)"),
             GrantPart::Namespace(name) => write!(f, "namespace {}", visible(name)),
+            GrantPart::Host(host) if host == "*" => write!(f, "host * (all hosts)"),
             GrantPart::Host(host) => write!(f, "host {}", visible(host)),
             GrantPart::User(name) if name.is_empty() => {
                 write!(f, "user * (a process without a user runs as the agent's account)")
             }
             GrantPart::User(name) => write!(f, "user {}", visible(name)),
+            GrantPart::Owner(name) if name == "*" => write!(f, "owner * (all owners)"),
             GrantPart::Owner(name) => write!(f, "owner {}", visible(name)),
         }
     }
@@ -182,6 +184,17 @@ impl Grant {
 
     pub fn check_namespace(&self, namespace: &str) -> Result<(), MissingGrant> {
         authorize(self, &AccessRequest { namespace: Some(namespace), ..AccessRequest::default() })
+    }
+
+    /// Every namespace, host and owner.
+    pub fn check_everything(&self) -> Result<(), MissingGrant> {
+        let lacks = |part: GrantPart| Err(MissingGrant { app: self.app.clone(), grant: part });
+        match () {
+            () if !is_all(&self.namespaces) => lacks(GrantPart::Namespace("*".to_owned())),
+            () if self.is_bound_to_hosts() => lacks(GrantPart::Host("*".to_owned())),
+            () if self.is_bound_to_owners() => lacks(GrantPart::Owner("*".to_owned())),
+            () => Ok(()),
+        }
     }
 
     pub fn check_host(&self, host: &HostKey) -> Result<(), MissingGrant> {

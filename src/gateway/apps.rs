@@ -293,7 +293,7 @@ fn read_time(text: &str) -> Option<Time> {
     clock::read(text).or_else(|| clock::read(&format!("{text}T00:00:00Z")))
 }
 
-fn from_hex(text: &str) -> Option<SecretDigest> {
+pub(super) fn from_hex(text: &str) -> Option<SecretDigest> {
     let mut bytes = [0; 32];
     hex::decode_to_slice(text, &mut bytes).ok().map(|()| bytes)
 }

@@ -18,7 +18,8 @@ use tracing::warn;
 
 use super::access::Grant;
 pub use super::apps::Apps;
-use super::apps::{AppLogin, LoginError, SecretValidity};
+use super::apps::{AppLogin, LoginError, SecretValidity, from_hex};
+use super::fleet::AgentGuard;
 use super::routes::{ApiCall, RouteRule};
 use crate::clock;
 use crate::http::{CredentialCheck, CredentialKey, CredentialScope, Reloadable, Revocation, base64, is_weak};
@@ -55,6 +56,8 @@ pub enum CredentialsError {
     ListedTwice { app: String },
     #[error("line {line} must have the form CLOUD:IP TOKEN or * TOKEN")]
     TokenLine { line: usize },
+    #[error("line {line}: sha256: must be followed by 64 hex digits")]
+    TokenDigest { line: usize },
     #[error("line {line} must begin with CLOUD:IP or *")]
     TokenHost { line: usize },
     #[error("line {line} has extra fields after the token")]
@@ -94,7 +97,7 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Parses lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host.
+    /// Parses lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. `sha256:HEX` is the digest of a token.
     pub fn parse(text: &str) -> Result<Tokens, CredentialsError> {
         Tokens::parse_with_warnings(text).map(|(tokens, _)| tokens)
     }
@@ -117,10 +120,14 @@ impl Tokens {
             if token.trim().contains(char::is_whitespace) {
                 return Err(CredentialsError::ExtraFields { line: number });
             }
+            let digest = match token.trim().strip_prefix("sha256:") {
+                Some(hex) => from_hex(hex).ok_or(CredentialsError::TokenDigest { line: number })?,
+                None => Sha256::digest(token.trim().as_bytes()).into(),
+            };
             if is_weak(token.trim()) {
                 short.push(number);
             }
-            tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
+            tokens.push((host, digest));
         }
         Ok((Tokens(tokens), short))
     }
@@ -295,10 +302,10 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// The caller as identified by the header.
 pub(super) enum CallerIdentity<'a> {
     App(AppLogin<'a>),
-    Agent,
+    Agent(&'a AgentGuard),
     /// The header has no credentials; the body may have them.
     Unknown,
-    /// An agent call without a token.
+    /// An agent call without a token or certificate.
     Missing,
     /// Wrong credentials, with the claimed name.
     Wrong(String, LoginError),
@@ -308,15 +315,15 @@ pub(super) enum CallerIdentity<'a> {
 /// caller at the same address.
 pub(super) fn identify<'a>(
     apps: &'a Apps,
-    tokens: &Tokens,
+    agent: Option<&'a AgentGuard>,
     call: ApiCall,
     parts: &Parts,
 ) -> CallerIdentity<'a> {
     if call.rule() == RouteRule::Agent {
-        return match bearer(&parts.headers) {
+        return match agent {
             None => CallerIdentity::Missing,
-            Some(token) if tokens.is_known(token) => CallerIdentity::Agent,
-            Some(_) => CallerIdentity::Wrong("an agent".to_owned(), LoginError::Unknown),
+            Some(guard) if guard.is_known() => CallerIdentity::Agent(guard),
+            Some(guard) => CallerIdentity::Wrong(guard.claimed_name(), LoginError::Unknown),
         };
     }
     let Some((code, secret)) = header_credentials(&parts.headers) else { return CallerIdentity::Unknown };
@@ -367,7 +374,10 @@ mod tests {
         assert!(tokens.allow("one", &host("0:10.0.0.1")) && !tokens.allow("one", &host("0:10.0.0.2")));
         assert!(tokens.allow("all-of-them", &host("7:10.0.0.2")));
         assert!(!tokens.allow("", &host("0:10.0.0.1")) && !tokens.is_known("One") && tokens.is_known("one"));
-        for bad in ["hush", "nowhere hush"] {
+        let digest = hex::encode(Sha256::digest(b"one"));
+        let hashed = Tokens::parse(&format!("0:10.0.0.1 sha256:{digest}\n")).expect("a file");
+        assert!(hashed.allow("one", &host("0:10.0.0.1")) && !hashed.is_known(&format!("sha256:{digest}")));
+        for bad in ["hush", "nowhere hush", "* sha256:hush"] {
             let error = Tokens::parse(bad).expect_err(bad).to_string();
             assert!(error.contains("line 1") && !error.contains("hush"), "{error}");
         }

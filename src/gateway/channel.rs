@@ -51,7 +51,8 @@ impl<S: Store> Gateway<S> {
         self.report_usage.forget_deferred(&join.hosts);
         self.raise_task_number(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
-        Ok(Joined { session, acked, store: self.store_id().await?, figures: true })
+        let store = self.store_id().await?;
+        Ok(Joined { session, acked, store, figures: true, certificate: None })
     }
 
     /// The hosts of a session.

@@ -20,7 +20,7 @@ use super::registry::{RegistryCall as Registry, owned_spec};
 use super::reply::{json, lines};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
-use super::{ApiError, Caller, Gateway, openapi};
+use super::{ApiError, Caller, Gateway, fleet, openapi};
 use crate::clock;
 use crate::contract::{FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
@@ -92,9 +92,7 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Watch => return watch(shared, login, parts).await,
         ApiCall::Logs => return logs(shared, login, &caller, parts).await,
         ApiCall::Rename => rename(gateway, log, body, &caller).await?,
-        ApiCall::Hosts => {
-            serde_json::to_value(gateway.list_hosts(parameter(parts, "brief").is_some(), grant).await?)?
-        }
+        ApiCall::Hosts => hosts(shared, grant, parts).await?,
         ApiCall::Tasks => tasks(gateway, parameter(parts, "op"), caller).await?,
         ApiCall::State => {
             let answer = state(shared, login, log, body).await?;
@@ -103,12 +101,26 @@ pub(super) async fn handle<S: Store>(
         ApiCall::Access => return Ok(json(StatusCode::OK, &Envelope::ok(login.info()))),
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
+        ApiCall::JoinTokens | ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => {
+            return fleet::app_call(shared, login.app, log, body).await;
+        }
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
             Value::Null
         }
-        ApiCall::Health | ApiCall::Ready => Value::Null,
+        ApiCall::RenewCertificate | ApiCall::Enroll | ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// Lists hosts with their agents and certificates.
+async fn hosts<S: Store>(
+    shared: &MiddlewareState<S>,
+    grant: &Grant,
+    parts: &Parts,
+) -> Result<Value, ApiError> {
+    let mut hosts = shared.gateway.list_hosts(parameter(parts, "brief").is_some(), grant).await?;
+    shared.fleet.describe(&mut hosts, grant);
+    Ok(serde_json::to_value(hosts)?)
 }
 
 /// Streams changes until the app's credentials are revoked. The grant is read for every change.

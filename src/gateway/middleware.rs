@@ -9,31 +9,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use tracing::info;
 
+use super::agent_calls::agent;
 use super::apps::{AppLogin, LoginError};
-use super::auth::{Authenticator, CallerIdentity, Credentials, bearer, body_credentials, identify};
-use super::decode::{numeric_parameter, parameter, parse_body, with_query};
+use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, identify};
+use super::decode::{parse_body, with_query};
+use super::fleet::{self, AgentGuard, FleetMembership, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
 use super::handlers::handle;
-use super::reply::{
-    ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, lines, unauthorized,
-};
-use super::routes::{ApiCall, RouteMatch, RouteRule, find};
+use super::reply::{ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, unauthorized};
+use super::routes::{ApiCall, RouteMatch, RouteRule, RouteScope, find};
 use super::{ApiError, Gateway};
-use crate::agent_protocol::Join;
 use crate::clock;
 use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
-use crate::gse::response::Envelope;
 use crate::http::{
     AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, LimitedResource,
-    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_known, end_on_revocation, read_body,
-    readmit,
+    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_known, read_body, readmit,
 };
 use crate::store::Store;
 
@@ -59,9 +56,10 @@ impl Default for Limits {
 pub(super) struct MiddlewareState<S> {
     pub(super) gateway: Arc<Gateway<S>>,
     pub(super) authenticator: Arc<Authenticator>,
-    limits: Limits,
+    pub(super) fleet: Arc<FleetMembership<S>>,
+    pub(super) limits: Limits,
     known: Budget,
-    agents: Budget,
+    pub(super) agents: Budget,
     unknown: UnknownCallers,
 }
 
@@ -71,16 +69,28 @@ const KNOWN_BYTES: usize = 128 << 20;
 const AGENT_BYTES: usize = 64 << 20;
 const UNKNOWN_BYTES: usize = 64 << 20;
 
-/// Router of the whole API. All routes except health need credentials.
+/// Router of the whole API, for agents with static tokens. All routes except health need credentials.
 pub fn router<S: Store>(
     gateway: Arc<Gateway<S>>,
     authenticator: Arc<Authenticator>,
+    limits: Limits,
+) -> Router {
+    let fleet = Arc::new(FleetMembership::new(gateway.store(), FleetTrust::Disabled));
+    router_with_fleet(gateway, authenticator, fleet, limits)
+}
+
+/// The same, for agents with certificates. The pins of the fleet must be loaded.
+pub fn router_with_fleet<S: Store>(
+    gateway: Arc<Gateway<S>>,
+    authenticator: Arc<Authenticator>,
+    fleet: Arc<FleetMembership<S>>,
     limits: Limits,
 ) -> Router {
     let Limits { body_bytes, at_once, .. } = limits;
     let shared = MiddlewareState {
         gateway,
         authenticator,
+        fleet,
         limits,
         known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(2 * body_bytes)),
         agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(2 * body_bytes)),
@@ -93,9 +103,9 @@ pub fn router<S: Store>(
 pub(super) struct RequestLog {
     pub(super) call: ApiCall,
     pub(super) changes: bool,
-    who: String,
+    pub(super) who: String,
     /// The user on whose behalf an app calls, as claimed by the app.
-    as_user: String,
+    pub(super) as_user: String,
     pub(super) what: String,
     /// The request showed valid credentials.
     proved: bool,
@@ -177,17 +187,20 @@ async fn respond<S: Store>(
 ) -> Result<Response, ErrorReply> {
     let call = log.call;
     check_size(shared.limits.body_bytes, call, parts)?;
+    if call.rule() == RouteRule::JoinToken {
+        return fleet::enroll(shared, log, parts, body).await;
+    }
     let connection = Connection::of(&parts.extensions);
-    let (apps, tokens) = (shared.authenticator.apps(), shared.authenticator.tokens());
-    let identity = identify(&apps, &tokens, call, parts);
-    let token = bearer(&parts.headers).unwrap_or_default();
+    let apps = shared.authenticator.apps();
+    let is_agent_call = call.rule() == RouteRule::Agent;
+    let guard =
+        is_agent_call.then(|| AgentGuard::of(&shared.authenticator, shared.fleet.pins(), parts)).flatten();
+    let identity = identify(&apps, guard.as_ref(), call, parts);
     let proof = match &identity {
         CallerIdentity::App(login) => {
             Some((login.app.credential_key(), shared.authenticator.app_credential_check(login)))
         }
-        CallerIdentity::Agent => {
-            Some((tokens.credential_key(token), shared.authenticator.token_credential_check(&tokens, token)))
-        }
+        CallerIdentity::Agent(guard) => Some((guard.credential_key(), guard.credential_check())),
         CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(..) => None,
     };
     let mut key = None;
@@ -200,16 +213,16 @@ async fn respond<S: Store>(
     let read_in = shared.limits.body_time;
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
-    if matches!(identity, CallerIdentity::Agent) {
+    if let CallerIdentity::Agent(guard) = identity {
         log.who = "agent".to_owned();
-        return agent(shared, log, parts, &bytes).await;
+        return agent(shared, guard, log, parts, &bytes).await;
     }
     let bytes = with_query(call, parts, bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let credentials: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let login = match identity {
         CallerIdentity::App(login) => login,
         CallerIdentity::Unknown
-        | CallerIdentity::Agent
+        | CallerIdentity::Agent(_)
         | CallerIdentity::Missing
         | CallerIdentity::Wrong(..) => {
             let Some((code, secret)) = body_credentials(&credentials) else {
@@ -283,7 +296,7 @@ async fn admit<'a, S: Store>(
     let connection = Connection::of(&parts.extensions);
     let budget = match identity {
         CallerIdentity::App(_) => &shared.known,
-        CallerIdentity::Agent => &shared.agents,
+        CallerIdentity::Agent(_) => &shared.agents,
         // Even on an authenticated connection: credentials of an earlier request do not count for this one.
         CallerIdentity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
         CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
@@ -294,7 +307,7 @@ async fn admit<'a, S: Store>(
     admit_known(budget, credential).map_err(|resource| overloaded(shared, call, connection, resource))
 }
 
-/// Checks the app's rate, and the role that the route requires.
+/// Checks the app's rate, and the role that the route requires, with the whole grant where the route concerns everything.
 fn check_limits<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
@@ -306,17 +319,21 @@ fn check_limits<S: Store>(
         return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
     }
     match call.rule() {
-        RouteRule::App(role, _) => {
-            let checked = login.app.grant().check_role(role).map_err(ApiError::from);
-            checked.map_err(|refusal| api_error_reply(call, &refusal))
+        RouteRule::App(role, scope) => {
+            let grant = login.app.grant();
+            let checked = grant.check_role(role).and_then(|()| match scope {
+                RouteScope::Everything => grant.check_everything(),
+                RouteScope::Nothing | RouteScope::Named | RouteScope::Operations => Ok(()),
+                RouteScope::Listed | RouteScope::Keys => Ok(()),
+            });
+            checked.map_err(|missing| api_error_reply(call, &ApiError::from(missing)))
         }
         // The credentials of an app are not those of an agent.
-        RouteRule::Public | RouteRule::Agent => Err(unauthorized(call, UNKNOWN_APP)),
+        RouteRule::Public | RouteRule::Agent | RouteRule::JoinToken => Err(unauthorized(call, UNKNOWN_APP)),
     }
 }
 
 const UNKNOWN_APP: &str = "no app is known by these credentials";
-const TOKEN_HOST_MISMATCH: &str = "this token is not for these hosts";
 
 fn peer_of(parts: &Parts) -> std::net::IpAddr {
     // Every request of a listener has a peer; a request without one shares the limits of loopback.
@@ -325,7 +342,7 @@ fn peer_of(parts: &Parts) -> std::net::IpAddr {
 }
 
 /// Logs wrong credentials, and delays the response by the peer's failures.
-async fn wrong_credentials(
+pub(super) async fn wrong_credentials(
     call: ApiCall,
     connection: Option<&Connection>,
     who: &str,
@@ -337,6 +354,7 @@ async fn wrong_credentials(
     };
     match (verdict, call.rule()) {
         (LoginFailureAction::Refuse, RouteRule::Agent) => unauthorized(call, TOKEN_HOST_MISMATCH),
+        (LoginFailureAction::Refuse, RouteRule::JoinToken) => unauthorized(call, WRONG_JOIN_TOKEN),
         (LoginFailureAction::Refuse, RouteRule::Public | RouteRule::App(..)) => {
             unauthorized(call, &error.to_string())
         }
@@ -354,7 +372,7 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
 }
 
 /// Refuses a known caller. This makes the gateway unready, unless only the caller's own share is in use.
-fn overloaded<S: Store>(
+pub(super) fn overloaded<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
     connection: Option<&Connection>,
@@ -378,7 +396,7 @@ fn overloaded<S: Store>(
 }
 
 /// The reply to a body that could not be read.
-fn body_error_reply<S: Store>(
+pub(super) fn body_error_reply<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
     connection: Option<&Connection>,
@@ -415,57 +433,4 @@ fn health<S: Store>(gateway: &Gateway<S>, call: ApiCall, connection: Option<&Con
         Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &ServerHealth { status: why }),
         None => json(StatusCode::OK, &ServerHealth::ok()),
     }
-}
-
-/// Handles agent calls. The token must be valid for all of the agent's hosts.
-async fn agent<S: Store>(
-    shared: &MiddlewareState<S>,
-    log: &mut RequestLog,
-    parts: &Parts,
-    bytes: &Bytes,
-) -> Result<Response, ErrorReply> {
-    let gateway = &shared.gateway;
-    let token = bearer(&parts.headers).unwrap_or_default();
-    let tokens = shared.authenticator.tokens();
-    let call = log.call;
-    let unknown = || unauthorized(call, TOKEN_HOST_MISMATCH);
-    let refuse = |refusal: ApiError| api_error_reply(call, &refusal);
-    // The token may have been revoked while the body was read.
-    if !tokens.is_known(token) {
-        return Err(unknown());
-    }
-    if log.call == ApiCall::Join {
-        let join: Join = parse_body(bytes).map_err(refuse)?;
-        log.who = format!("agent {}", join.agent);
-        let hosts = join.hosts.len();
-        log.what = format!("{hosts} {}", if hosts == 1 { "host" } else { "hosts" });
-        if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
-            return Err(unknown());
-        }
-        let joined = gateway.join(&join).await.map_err(refuse)?;
-        return Ok(json(StatusCode::OK, &Envelope::ok(joined)));
-    }
-    let session = parameter(parts, "session").unwrap_or_default();
-    let hosts = gateway.session_hosts(&session).map_err(refuse)?;
-    if !hosts.iter().all(|host| tokens.allow(token, host)) {
-        return Err(unknown());
-    }
-    if log.call == ApiCall::Stream {
-        let after = numeric_parameter(parts, "after").map_err(refuse)?;
-        let (authenticator, owned) = (Arc::clone(&shared.authenticator), token.to_owned());
-        let hosts_of_stream = hosts.clone();
-        let may = Arc::new(move || {
-            let tokens = authenticator.tokens();
-            hosts.iter().all(|host| tokens.allow(&owned, host))
-        });
-        let revoked = shared.authenticator.token_revocation(token, hosts_of_stream);
-        let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
-        return Ok(lines(end_on_revocation(body, revoked, "")));
-    }
-    let answer = match log.call {
-        ApiCall::AgentFigures => gateway.receive_figures(&session, bytes),
-        ApiCall::AgentLogs => gateway.receive_log_chunk(&hosts, bytes),
-        _ => gateway.receive_batch(&session, bytes, parameter(parts, "clock")).await,
-    };
-    answer.map(|answer| json(StatusCode::OK, &answer)).map_err(refuse)
 }

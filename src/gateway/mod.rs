@@ -13,6 +13,8 @@
 //! the row's deadline ([`deadlines`]). Operations have sequence numbers; agents delete records up to a floor below
 //! which all operations are final ([`floor`]).
 //!
+//! Agents authenticate by a static token, or by a client certificate that [`fleet`] issues for a join token.
+//!
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
 //! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
 //! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
@@ -22,6 +24,7 @@
 //! generation is valid only while the writer lease of its owner holds it.
 
 pub mod access;
+mod agent_calls;
 mod app_limits;
 pub mod apps;
 pub mod auth;
@@ -31,6 +34,7 @@ mod deadlines;
 mod decode;
 mod failed_starts;
 mod figures;
+mod fleet;
 mod floor;
 mod handlers;
 mod hosts;
@@ -64,6 +68,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 
+pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
 pub use report_trim::excess_reports;
 pub use state::StoreRequest;
@@ -110,6 +115,11 @@ impl<S: Store> Gateway<S> {
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
+    }
+
+    /// The store, for the records of the fleet.
+    pub(crate) fn store(&self) -> Arc<S> {
+        Arc::clone(&self.store)
     }
 
     /// For tests: a shorter agent timeout.

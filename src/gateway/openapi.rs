@@ -7,10 +7,13 @@ use schemars::JsonSchema;
 use serde_json::{Map, Value, json};
 
 use super::routes::{ApiCall, RouteRule, all};
-use crate::agent_protocol::{Acked, FiguresUpdate, FromAgent, Join, Joined, LogChunk};
+use crate::agent_protocol::{
+    Acked, EnrollmentRequest, FiguresUpdate, FromAgent, IssuedCertificate, Join, Joined, LogChunk,
+};
 use crate::contract::{
-    AccessInfo, FigureSeries, HostEntry, LogLine, ProcessChange, ProcessPage, RenameRequest, SchemaSet,
-    ServerHealth, StoreAnswer, StoreRequest, TaskAnswer,
+    AccessInfo, CreatedJoinToken, FigureSeries, HostEntry, HostRevocation, JoinTokenRequest, JoinTokenRow,
+    LogLine, ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet, ServerHealth, StoreAnswer,
+    StoreRequest, TaskAnswer, TokenRevocation,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -57,7 +60,8 @@ fn operation(schemas: &mut SchemaSet, method: &str, path: &str, call: ApiCall) -
     }
     match call.rule() {
         RouteRule::Public => operation["security"] = json!([]),
-        RouteRule::Agent => operation["security"] = json!([{"token": []}]),
+        RouteRule::Agent => operation["security"] = json!([{"token": []}, {"certificate": []}]),
+        RouteRule::JoinToken => operation["security"] = json!([{"join": []}]),
         RouteRule::App(..) => {}
     }
     operation
@@ -94,6 +98,12 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Tell => "Agents: send results and reports",
         ApiCall::AgentLogs => "Agents: send a part of a log",
         ApiCall::AgentFigures => "Agents: send figures",
+        ApiCall::RenewCertificate => "Agents: renew the client certificate",
+        ApiCall::Enroll => "Agents: exchange a join token for a client certificate; needs TLS",
+        ApiCall::JoinTokens => "List join tokens, without their secrets",
+        ApiCall::CreateJoinToken => "Create a one-time join token for hosts",
+        ApiCall::RevokeJoinToken => "Revoke a join token and the certificates that it was exchanged for",
+        ApiCall::RevokeHost => "Revoke the certificate of a host; its session ends",
         ApiCall::Health => "Liveness check",
         ApiCall::Ready => "Readiness check",
         ApiCall::Metrics => "Prometheus metrics",
@@ -116,6 +126,11 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::Tell => schemas.request::<Vec<FromAgent>>(),
         ApiCall::AgentLogs => schemas.request::<LogChunk>(),
         ApiCall::AgentFigures => schemas.request::<FiguresUpdate>(),
+        ApiCall::Enroll => schemas.request::<EnrollmentRequest>(),
+        ApiCall::CreateJoinToken => schemas.request::<JoinTokenRequest>(),
+        ApiCall::RevokeJoinToken => schemas.request::<TokenRevocation>(),
+        ApiCall::RevokeHost => schemas.request::<HostRevocation>(),
+        ApiCall::RenewCertificate | ApiCall::JoinTokens => return None,
         ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
         ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs | ApiCall::Access => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
@@ -204,6 +219,10 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Tell => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),
         ApiCall::AgentFigures => envelope::<Map<String, Value>>(schemas),
+        ApiCall::RenewCertificate | ApiCall::Enroll => envelope::<IssuedCertificate>(schemas),
+        ApiCall::JoinTokens => envelope::<Vec<JoinTokenRow>>(schemas),
+        ApiCall::CreateJoinToken => envelope::<CreatedJoinToken>(schemas),
+        ApiCall::RevokeJoinToken | ApiCall::RevokeHost => envelope::<Revoked>(schemas),
         ApiCall::Health | ApiCall::Ready => schemas.response::<ServerHealth>(),
         // The messages to agents are internal, metrics are text, and OpenAPI describes itself.
         ApiCall::Stream | ApiCall::Metrics | ApiCall::Description => json!({}),
@@ -226,6 +245,9 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
     }
     let failure = json!({"application/json": {"schema": schemas.response::<Envelope<Value>>()}});
     let own: &[(&str, &str)] = match call {
+        ApiCall::Enroll => {
+            &[("403", "the connection has no TLS"), ("409", "another agent used the join token")]
+        }
         ApiCall::Rename | ApiCall::Join => &[("409", "another process or agent holds it")],
         ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
             &[("410", "no longer available: start over")]
@@ -252,5 +274,7 @@ fn schemes() -> Value {
                   "description": "JSON with bk_app_code and bk_app_secret; both may be in the body instead"},
         "basic": {"type": "http", "scheme": "basic", "description": "app code and secret"},
         "token": {"type": "http", "scheme": "bearer", "description": "an agent's token"},
+        "join": {"type": "http", "scheme": "bearer", "description": "a join token"},
+        "certificate": {"type": "mutualTLS", "description": "an agent's certificate"},
     })
 }

@@ -320,6 +320,7 @@ impl<S: Store> Gateway<S> {
                 version: Some(version),
                 heard: Time(last_contact).to_string(),
                 clock_skew_ms,
+                certificate: None,
                 processes,
             });
         }

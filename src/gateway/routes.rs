@@ -45,6 +45,13 @@ pub enum ApiCall {
     Tell,
     AgentLogs,
     AgentFigures,
+    RenewCertificate,
+    /// An agent exchanges a join token for a certificate.
+    Enroll,
+    JoinTokens,
+    CreateJoinToken,
+    RevokeJoinToken,
+    RevokeHost,
     Health,
     Ready,
     Metrics,
@@ -58,6 +65,8 @@ pub enum RouteRule {
     Public,
     /// The token of an agent, for its hosts.
     Agent,
+    /// An agent with a join token.
+    JoinToken,
     /// An app with at least this role.
     App(AccessRole, RouteScope),
 }
@@ -67,6 +76,8 @@ pub enum RouteRule {
 pub enum RouteScope {
     /// Nothing: the answer is the same for every app.
     Nothing,
+    /// Every namespace, host and owner: an app that lacks one is refused.
+    Everything,
     /// The processes and hosts that the request names. Another one is refused.
     Named,
     /// The same. A live check needs `read`, every other operation `operate`.
@@ -80,7 +91,7 @@ pub enum RouteScope {
 impl ApiCall {
     /// Exhaustive: a call without a rule does not compile.
     pub fn rule(self) -> RouteRule {
-        use RouteScope::{Keys, Listed, Named, Nothing, Operations};
+        use RouteScope::{Everything, Keys, Listed, Named, Nothing, Operations};
         match self {
             ApiCall::Health | ApiCall::Ready => RouteRule::Public,
             ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
@@ -105,6 +116,12 @@ impl ApiCall {
             ApiCall::Access | ApiCall::Metrics | ApiCall::Description => {
                 RouteRule::App(AccessRole::Read, Nothing)
             }
+            ApiCall::RenewCertificate => RouteRule::Agent,
+            ApiCall::Enroll => RouteRule::JoinToken,
+            ApiCall::JoinTokens
+            | ApiCall::CreateJoinToken
+            | ApiCall::RevokeJoinToken
+            | ApiCall::RevokeHost => RouteRule::App(AccessRole::Admin, Everything),
         }
     }
 
@@ -122,6 +139,8 @@ impl ApiCall {
             | ApiCall::SetGroups
             | ApiCall::Rename => true,
             ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Job(_) | ApiCall::Join => true,
+            ApiCall::Enroll | ApiCall::RenewCertificate => true,
+            ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => true,
             ApiCall::Result(_)
             | ApiCall::JobResult
             | ApiCall::Status { .. }
@@ -133,6 +152,7 @@ impl ApiCall {
             | ApiCall::Watch
             | ApiCall::Logs
             | ApiCall::Hosts
+            | ApiCall::JoinTokens
             | ApiCall::Tasks
             | ApiCall::Access => false,
             // Controllers and agents write continuously; the audit log omits these.
@@ -173,6 +193,12 @@ impl ApiCall {
             ApiCall::Tell => "tell",
             ApiCall::AgentLogs => "agent_logs",
             ApiCall::AgentFigures => "agent_figures",
+            ApiCall::RenewCertificate => "renew_certificate",
+            ApiCall::Enroll => "enroll",
+            ApiCall::JoinTokens => "join_tokens",
+            ApiCall::CreateJoinToken => "create_join_token",
+            ApiCall::RevokeJoinToken => "revoke_join_token",
+            ApiCall::RevokeHost => "revoke_host",
             ApiCall::Health => "health",
             ApiCall::Ready => "ready",
             ApiCall::Metrics => "metrics",
@@ -241,6 +267,12 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
     ("POST", "/api/abide/v1/agent/logs", ApiCall::AgentLogs),
     ("POST", "/api/abide/v1/agent/figures", ApiCall::AgentFigures),
+    ("POST", "/api/abide/v1/agent/renew", ApiCall::RenewCertificate),
+    ("POST", "/api/abide/v1/agents/join", ApiCall::Enroll),
+    ("GET", "/api/abide/v1/tokens", ApiCall::JoinTokens),
+    ("POST", "/api/abide/v1/tokens", ApiCall::CreateJoinToken),
+    ("POST", "/api/abide/v1/tokens/revoke", ApiCall::RevokeJoinToken),
+    ("POST", "/api/abide/v1/hosts/revoke", ApiCall::RevokeHost),
     ("GET", "/healthz", ApiCall::Health),
     ("GET", "/readyz", ApiCall::Ready),
     ("GET", "/metrics", ApiCall::Metrics),

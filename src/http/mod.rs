@@ -34,6 +34,6 @@ pub use logins::LoginFailureAction;
 pub use overload::LimitedResource;
 pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};
 pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify_hmac};
-pub use server::{Listener, Peer, bind, raise_file_limit, serve};
+pub use server::{Listener, Peer, TransportSecurity, bind, raise_file_limit, serve};
 pub use tls::{Tls, TlsError};
 pub use webhook::{PostError, WebhookClient};

@@ -9,6 +9,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::{Resource as Limited, Rlimit, getrlimit, setrlimit};
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -23,6 +24,14 @@ use super::write_timeout::WriteTimeout;
 /// Remote address of a connection, attached to every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
+
+/// Security of a connection, attached to every request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransportSecurity {
+    pub tls: bool,
+    /// The client's certificate in DER. Its chain was verified in the handshake.
+    pub client_certificate: Option<CertificateDer<'static>>,
+}
 
 /// Socket and settings of a listener.
 pub struct Listener {
@@ -139,9 +148,15 @@ impl ConnectionContext {
 
     async fn handshake(self, acceptor: Option<TlsAcceptor>, stream: TcpStream, connection: &Connection) {
         let peer = connection.peer();
-        let Some(acceptor) = acceptor else { return self.serve(stream, connection).await };
+        let Some(acceptor) = acceptor else {
+            return self.serve(stream, connection, TransportSecurity::default()).await;
+        };
         match tokio::time::timeout(self.first_header_timeout(), acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.serve(stream, connection).await,
+            Ok(Ok(stream)) => {
+                let chain = stream.get_ref().1.peer_certificates();
+                let client_certificate = chain.and_then(<[_]>::first).map(|leaf| leaf.clone().into_owned());
+                self.serve(stream, connection, TransportSecurity { tls: true, client_certificate }).await;
+            }
             Ok(Err(error)) => debug!(%peer, %error, "TLS handshake failed"),
             Err(_) => debug!(%peer, "TLS handshake timed out"),
         }
@@ -151,12 +166,13 @@ impl ConnectionContext {
         mut self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         connection: &Connection,
+        security: TransportSecurity,
     ) {
         let peer = connection.peer();
         let first = tokio::time::sleep(self.first_header_timeout());
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.header_time).max_buf_size(HEADER_BYTES);
-        let service = ConnectionService::new(self.router, connection.clone());
+        let service = ConnectionService::new(self.router, connection.clone(), security);
         let serving = http.serve_connection(TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)), service);
         tokio::pin!(serving, first);
         let mut is_first = true;

@@ -12,16 +12,17 @@ use hyper::{Request, Response};
 use hyper_util::service::TowerToHyperService;
 
 use super::connections::{Connection, RequestGuard};
-use super::server::Peer;
+use super::server::{Peer, TransportSecurity};
 
 pub struct ConnectionService {
     router: TowerToHyperService<Router>,
     connection: Connection,
+    security: TransportSecurity,
 }
 
 impl ConnectionService {
-    pub fn new(router: Router, connection: Connection) -> ConnectionService {
-        ConnectionService { router: TowerToHyperService::new(router), connection }
+    pub fn new(router: Router, connection: Connection, security: TransportSecurity) -> ConnectionService {
+        ConnectionService { router: TowerToHyperService::new(router), connection, security }
     }
 }
 
@@ -34,6 +35,7 @@ impl Service<Request<Incoming>> for ConnectionService {
         let in_flight = self.connection.begin_request();
         request.extensions_mut().insert(Peer(self.connection.peer()));
         request.extensions_mut().insert(self.connection.clone());
+        request.extensions_mut().insert(self.security.clone());
         let answer = self.router.call(request);
         Box::pin(async move {
             let response = answer.await?;

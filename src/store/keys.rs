@@ -18,6 +18,9 @@
 //! | `op/APP/OP` | task of an idempotency key (`X-Abide-Op`) |
 //! | `task-number` | last task number, decimal |
 //! | `agent/HOSTS/AGENT` | last acknowledged sequence number of an agent; HOSTS is a digest |
+//! | `fleet/token/ID` | join token: digest of its secret, hosts, expiry, creator, use |
+//! | `fleet/host/HOST` | certificate of a host: pinned key, agent, serial number, expiry, revocation |
+//! | `fleet/revoked/SERIAL` | revoked certificate, until it expires |
 //! | `probe` | time of the last write check |
 //! | `store-id` | identity of the store, as text |
 //!
@@ -71,6 +74,11 @@ pub const TASK_PREFIX: &str = "task/";
 pub const OPEN_TASK_PREFIX: &str = "open/";
 pub const RESPONSE_PREFIX: &str = "op/";
 pub const TASK_NUMBER: &str = "task-number";
+/// Every key of certificates and join tokens.
+pub const FLEET_PREFIX: &str = "fleet/";
+pub const JOIN_TOKEN_PREFIX: &str = "fleet/token/";
+pub const HOST_PIN_PREFIX: &str = "fleet/host/";
+pub const REVOKED_PREFIX: &str = "fleet/revoked/";
 pub const PROBE: &str = "probe";
 pub const STORE_ID: &str = "store-id";
 
@@ -185,6 +193,32 @@ pub fn response(app: &str, op: &str) -> String {
 /// The counter of an agent. `hosts`: a digest of its hosts.
 pub fn agent_counter(hosts: &str, agent: &str) -> String {
     format!("agent/{hosts}/{agent}")
+}
+
+pub fn join_token(id: &str) -> String {
+    format!("{JOIN_TOKEN_PREFIX}{id}")
+}
+
+pub fn join_token_of(key: &str) -> Option<&str> {
+    key.strip_prefix(JOIN_TOKEN_PREFIX)
+}
+
+/// The certificate that is pinned for a host.
+pub fn host_pin(host: &HostKey) -> String {
+    format!("{HOST_PIN_PREFIX}{host}")
+}
+
+pub fn host_pin_of(key: &str) -> Option<HostKey> {
+    key.strip_prefix(HOST_PIN_PREFIX)?.parse().ok()
+}
+
+/// `serial`: in hex.
+pub fn revoked_certificate(serial: &str) -> String {
+    format!("{REVOKED_PREFIX}{serial}")
+}
+
+pub fn revoked_certificate_of(key: &str) -> Option<&str> {
+    key.strip_prefix(REVOKED_PREFIX)
 }
 
 // Keys of controllers.

@@ -315,7 +315,7 @@ fn calls_need_credentials_and_stay_in_their_namespaces() {
                 );
             }
         }
-        if call.rule() == RouteRule::Agent {
+        if matches!(call.rule(), RouteRule::Agent | RouteRule::JoinToken) {
             // The secret of an app is not a token of an agent.
             assert_eq!(send(&header("all", "s3cret"), &path).0, 401, "{method} {path}");
             continue;

@@ -7,7 +7,7 @@ use abide::gse::codes::{EnvelopeCode, RowCode};
 
 use crate::support::project;
 
-const MODULES: [&str; 24] = [
+const MODULES: [&str; 25] = [
     "model",
     "contract",
     "manifest",
@@ -26,6 +26,7 @@ const MODULES: [&str; 24] = [
     "http",
     "gateway",
     "agent",
+    "pki",
     "retry_delay",
     "clock",
     "ids",
@@ -35,7 +36,7 @@ const MODULES: [&str; 24] = [
 ];
 
 /// The modules that each module may use, apart from the primitives.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     ("retry_delay", &[]),
     ("clock", &["model"]),
     ("ids", &["model"]),
@@ -88,8 +89,9 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
     ("store", &["model", "contract", "http", "clock"]),
     ("http", &[]),
-    ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "clock"]),
-    ("agent", &["model", "gse", "agent_protocol", "store", "http", "clock"]),
+    ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "pki", "clock"]),
+    ("agent", &["model", "gse", "agent_protocol", "store", "http", "pki", "clock"]),
+    ("pki", &["model"]),
 ];
 
 /// Every `.rs` file below a folder, without its tests.

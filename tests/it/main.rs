@@ -2,6 +2,7 @@
 
 mod access;
 mod access_files;
+mod access_fleet;
 mod access_teams;
 mod agent;
 mod agent_crash;
@@ -48,6 +49,7 @@ mod import;
 mod instance_history;
 mod interrupted;
 mod job_labels;
+mod joining;
 mod last_good;
 mod launch;
 mod launch_files;

@@ -1,9 +1,11 @@
 //! Abide gateway as a target: supports every field, reports whole specs, and executes a repeated call once.
 //!
 //! [`observe`] reads the full state, [`process`] parses one row, [`change_stream`] reads later changes, [`status`] is the
-//! live status check, [`operations`] sends operations, and [`logs`] opens log streams.
+//! live status check, [`operations`] sends operations, [`logs`] opens log streams, and [`fleet`]
+//! administers join tokens and certificates.
 
 mod change_stream;
+mod fleet;
 mod logs;
 mod observe;
 mod operations;

@@ -98,6 +98,10 @@ pub enum CheckedVerb {
     Pause,
     Resume,
     LeaseReset,
+    /// `token` in all its forms: needs every namespace, host and owner.
+    Token,
+    /// `host revoke`: needs every namespace, host and owner.
+    HostRevoke,
 }
 
 impl CheckedVerb {
@@ -123,7 +127,7 @@ impl CheckedVerb {
             | CheckedVerb::Release
             | CheckedVerb::Pause
             | CheckedVerb::Resume => AccessRole::Operate,
-            CheckedVerb::LeaseReset => AccessRole::Admin,
+            CheckedVerb::LeaseReset | CheckedVerb::Token | CheckedVerb::HostRevoke => AccessRole::Admin,
         }
     }
 }
@@ -150,7 +154,11 @@ fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
         owner,
         state_owner: owner,
     };
-    authorize(app.grant(), &request).map_err(|missing| forbidden(missing.to_string()))?;
+    let checked = authorize(app.grant(), &request).and_then(|()| match args.verb {
+        CheckedVerb::Token | CheckedVerb::HostRevoke => app.grant().check_everything(),
+        _ => Ok(()),
+    });
+    checked.map_err(|missing| forbidden(missing.to_string()))?;
     printer.data(&format!("app {} may\n", visible(&args.app)));
     Ok(Exit::Done)
 }

@@ -1,7 +1,7 @@
 //! `abide agent`: a host agent as a daemon.
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -33,7 +33,9 @@ pub struct AgentArgs {
     #[arg(long, env = "ABIDE_JOIN", value_name = "URL", required_unless_present = "check_policy")]
     pub join: Option<String>,
     /// File with the agent's token
-    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE", required_unless_present = "check_policy")]
+    ///
+    /// A join token of `abide token create` is exchanged for a certificate, which the agent then uses and renews.
+    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE", required_unless_present_any = ["check_policy", "client_cert"])]
     pub token_file: Option<PathBuf>,
     /// Data folder, created if it does not exist
     #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
@@ -47,17 +49,8 @@ pub struct AgentArgs {
     /// Seconds between samples of cpu, memory, descriptors and threads of a process
     #[arg(long, env = "ABIDE_SAMPLE_SECS", value_name = "N", default_value_t = SAMPLE_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub sample_secs: u64,
-    /// CA certificate of the gateway, PEM
-    #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
-    pub ca_file: Option<PathBuf>,
-    /// Trust only --ca-file, not the system's certificates
-    #[arg(long, env = "ABIDE_CA_ONLY", value_parser = parse_switch)]
-    pub ca_only: bool,
-    /// Accept plain http to a gateway that is not on loopback
-    ///
-    /// Anyone on the network path can then read the token and forge operations.
-    #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = parse_switch)]
-    pub insecure_join: bool,
+    #[command(flatten)]
+    pub transport: AgentTransportArgs,
     /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
@@ -69,9 +62,31 @@ pub struct AgentArgs {
     pub output: PlainForm,
 }
 
-impl AgentArgs {
+/// TLS of the connection to the gateway.
+#[derive(Debug, clap::Args)]
+pub struct AgentTransportArgs {
+    /// CA certificate of the gateway, PEM
+    #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Trust only --ca-file, not the system's certificates
+    #[arg(long, env = "ABIDE_CA_ONLY", value_parser = parse_switch)]
+    pub ca_only: bool,
+    /// Client certificate of an external CA and its key, in one PEM file, instead of a token
+    ///
+    /// Read for every session. The gateway verifies it with --client-ca.
+    #[arg(long, env = "ABIDE_CLIENT_CERT", value_name = "FILE", conflicts_with = "token_file")]
+    pub client_cert: Option<PathBuf>,
+    /// Accept plain http to a gateway that is not on loopback
+    ///
+    /// Anyone on the network path can then read the token and forge operations.
+    #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = parse_switch)]
+    pub insecure_join: bool,
+}
+
+impl AgentTransportArgs {
     fn client_config(&self) -> ClientConfig {
         ClientConfig {
+            client_cert: self.client_cert.clone(),
             ca_file: self.ca_file.clone(),
             ca_only: self.ca_only,
             insecure: self.insecure_join,
@@ -91,39 +106,36 @@ pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     }
     let missing = |flag: &str| Failure::new(Exit::Usage, format!("{flag} is missing"));
     let join = args.join.as_deref().ok_or_else(|| missing("--join"))?;
-    let token_file = args.token_file.as_deref().ok_or_else(|| missing("--token-file"))?;
+    if args.token_file.is_none() && args.transport.client_cert.is_none() {
+        return Err(missing("--token-file"));
+    }
     if !(join.starts_with("http://") || join.starts_with("https://")) {
         let message = format!("--join {join:?} is not an http or https URL");
         return Err(Failure::new(Exit::Usage, message).hint("such as http://127.0.0.1:7465"));
     }
     // Checked before the data folder is opened: a refused start changes nothing.
     let refused = |why: String| Failure::new(Exit::Usage, format!("--join: {why}"));
-    args.client_config().check(join).map_err(|error| match error {
+    args.transport.client_config().check(join).map_err(|error| match error {
         AddressError::Plain(_) => refused(error.to_string()).hint(
             "use https, or pass --insecure-join to accept operations that anyone on the network path can forge",
         ),
         AddressError::Invalid(why) => refused(why),
     })?;
-    if args.ca_only && args.ca_file.is_none() {
+    if args.transport.ca_only && args.transport.ca_file.is_none() {
         let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
         return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or omit --ca-only"));
     }
-    args.client_config().client(join).map_err(|error| refused(chain(&error)))?;
+    args.transport.client_config().client(join).map_err(|error| refused(chain(&error)))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
-    runtime.block_on(run_until_stopped(args, join, token_file, printer))
+    runtime.block_on(run_until_stopped(args, join, printer))
 }
 
-async fn run_until_stopped(
-    args: &AgentArgs,
-    join: &str,
-    token_file: &Path,
-    printer: &Printer,
-) -> Result<Exit, Failure> {
+async fn run_until_stopped(args: &AgentArgs, join: &str, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
@@ -131,8 +143,8 @@ async fn run_until_stopped(
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
     // The session waits for a missing token file, as it does for an unreachable gateway.
-    if token_file.exists() {
-        require_private(token_file).map_err(|error| failed(chain(&error)))?;
+    for file in args.token_file.iter().chain(&args.transport.client_cert).filter(|file| file.exists()) {
+        require_private(file).map_err(|error| failed(chain(&error)))?;
     }
     let agent = agent_name(&args.data).map_err(|error| failed(chain(&error)))?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
@@ -149,10 +161,11 @@ async fn run_until_stopped(
     };
     let joining = JoinConfig {
         url: join.to_owned(),
-        token_file: token_file.to_owned(),
+        token_file: args.token_file.clone(),
+        folder: args.data.clone(),
         agent,
         hosts,
-        calling: args.client_config(),
+        calling: args.transport.client_config(),
     };
     let (stop, stopped) = watch::channel(false);
     let systemd = Systemd::from_env();

@@ -12,7 +12,7 @@ use crate::cli::target::access::FORBIDDEN_HINT;
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::contract::{AccessInfo, HostEntry};
+use crate::contract::{AccessInfo, HostCertificate, HostEntry};
 use crate::error_chain::chain;
 use crate::permissions::check_private;
 
@@ -254,6 +254,7 @@ fn agents(hosts: &[HostEntry]) -> Vec<Finding> {
         }
     }
     findings.extend(skewed(&alive));
+    findings.extend(certificates(hosts));
     // Agents report every few seconds, so the newest report shows the gateway's clock.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
     let here = clock::now();
@@ -282,6 +283,46 @@ fn agents(hosts: &[HostEntry]) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+/// Days before its expiry at which a certificate that was not renewed is reported.
+const EXPIRES_SOON_SECS: u64 = 3 * 86_400;
+
+/// Hosts whose certificate is revoked, has expired, or expires soon.
+fn certificates(hosts: &[HostEntry]) -> Vec<Finding> {
+    let now = clock::now();
+    let named = |is_meant: &dyn Fn(&HostCertificate) -> bool| -> Vec<String> {
+        let certificate = |host: &HostEntry| {
+            let found = host.certificate.as_ref().filter(|certificate| is_meant(certificate))?;
+            Some(format!("{} ({})", host.host, found.expires))
+        };
+        hosts.iter().filter_map(certificate).collect()
+    };
+    let expiry = |certificate: &HostCertificate| clock::read(&certificate.expires);
+    let revoked = named(&|certificate| certificate.revoked);
+    let expired = named(&|one| !one.revoked && expiry(one).is_some_and(|at| at <= now));
+    let soon = named(&|one| {
+        !one.revoked && expiry(one).is_some_and(|at| at > now && at <= now.after_secs(EXPIRES_SOON_SECS))
+    });
+    let first = |names: &[String]| names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    let finding = |names: Vec<String>, what: &str, todo: &str| {
+        let text = format!("{} {what}: {}", count(names.len(), "certificate"), first(&names));
+        (!names.is_empty()).then(|| Finding::Warning(text, todo.to_owned()))
+    };
+    let join_again =
+        "`abide token create --host CLOUD:IP` makes a join token: put it into the agent's token file";
+    [
+        finding(revoked, "revoked", join_again),
+        finding(expired, "expired", join_again),
+        finding(
+            soon,
+            "expiring soon",
+            "check the agent's log: it renews its certificate at two thirds of its life",
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Agents whose clocks differ from the gateway's.

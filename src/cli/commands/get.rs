@@ -13,7 +13,7 @@ use crate::cli::output::table::{Align, Table};
 use crate::cli::sync_status::statuses;
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract::{ExitDetails, HoldRow, HostEntry, ListedProcess, TargetProcess};
+use crate::contract::{ExitDetails, HoldRow, HostCertificate, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
 use crate::manifest::{self, Limits};
 use crate::model::{Hold, InstanceKey, Pause, Time};
@@ -321,7 +321,7 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
             "fds",
             "threads",
         ],
-        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
+        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "certificate", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
         (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
         (Kind::Holds, _) => &["what", "by", "until", "reason"],
@@ -345,6 +345,7 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Processes, "memory") if let Some(bytes) = row[field].as_f64() => {
             format!("{:.1}MB", bytes / 1e6)
         }
+        (Kind::Hosts, "certificate") => describe_certificate(&row[field]),
         (Kind::Processes, "message") if row[field].as_str().is_none_or(str::is_empty) => {
             let drifted = row["drifted_files"][0].as_str();
             drifted
@@ -360,6 +361,15 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         table.row(fields.iter().map(|field| shown(row, field)).collect());
     }
     table.text()
+}
+
+/// Expiry of a host's certificate.
+fn describe_certificate(certificate: &Value) -> String {
+    match serde_json::from_value::<HostCertificate>(certificate.clone()) {
+        Ok(certificate) if certificate.revoked => "revoked".to_owned(),
+        Ok(certificate) => format!("until {}", visible(&certificate.expires)),
+        Err(_) => "-".to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -12,12 +12,13 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::cli::args::{InvalidValue, parse_switch};
+use crate::cli::fleet_ca::FleetArgs;
 use crate::cli::output::print::Printer;
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{Gateway, excess_reports, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_reports, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
@@ -29,7 +30,7 @@ use crate::store::{Embedded, Error};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
-    --agent-token-file  lines CLOUD:IP TOKEN, or * TOKEN for any host"
+    --agent-token-file  lines CLOUD:IP TOKEN, or * TOKEN for any host; TOKEN may be sha256:HEX"
 )]
 pub struct ServeArgs {
     /// Address and port to listen on; port 0 selects a free port
@@ -55,6 +56,8 @@ pub struct ServeArgs {
     /// Secrets then cross the network in plain text.
     #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
     pub insecure_listen: bool,
+    #[command(flatten)]
+    pub fleet: FleetArgs,
     #[command(flatten)]
     pub limits: GatewayLimitArgs,
 }
@@ -94,6 +97,7 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
         let hint = "pass --tls-cert and --tls-key, or --insecure-listen behind a proxy that terminates TLS";
         return Err(Failure::new(Exit::Usage, message).hint(hint));
     }
+    args.fleet.check(&args.data, args.tls_cert.is_some())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -123,12 +127,18 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
             tokens.map_err(|error| failed(chain(&error)))?
         }
     };
+    let store = open_store(&args.data)?;
+    // Creates the CA whose certificate the TLS configuration reads.
+    let trust = args.fleet.trust(&store).await?;
+    let client_ca = args.fleet.client_ca_file();
     let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(Tls::watch_files(cert, key).map_err(|error| failed(chain(&error)))?),
+        (Some(cert), Some(key)) => {
+            let tls = Tls::watch_files_and_clients(cert, key, client_ca.as_deref());
+            Some(tls.map_err(|error| failed(chain(&error)))?)
+        }
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let store = open_store(&args.data)?;
     let GatewayLimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } =
         args.limits;
     let time = Duration::from_secs(request_secs);
@@ -144,9 +154,16 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let connections = max_connections.clamp(1, 1 << 20);
     let authenticator = Authenticator::new(apps, tokens);
     let no_routes = |_: &Arc<Gateway<Embedded>>, _| Router::new();
-    let gateway =
-        RunningGateway::start(store, socket, tls, authenticator, limits, (connections, time), no_routes)
-            .await?;
+    let gateway = RunningGateway::start(
+        store,
+        socket,
+        (tls, trust),
+        authenticator,
+        limits,
+        (connections, time),
+        no_routes,
+    )
+    .await?;
     printer.data(&format!("ready {scheme}://{}\n", gateway.address));
     let systemd = Systemd::from_env();
     systemd.ready();
@@ -178,7 +195,7 @@ impl RunningGateway {
     pub async fn start(
         store: Embedded,
         socket: TcpListener,
-        tls: Option<Tls>,
+        (tls, trust): (Option<Tls>, FleetTrust),
         authenticator: Authenticator,
         limits: middleware::Limits,
         (connections, header_time): (usize, Duration),
@@ -187,7 +204,13 @@ impl RunningGateway {
         let gateway = Arc::new(Gateway::new(store.clone()));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
-        let router = middleware::router(Arc::clone(&gateway), Arc::new(authenticator), limits);
+        let fleet = Arc::new(FleetMembership::new(gateway.store(), trust));
+        let loaded = fleet.load().await;
+        let loaded = loaded.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        let followed = Arc::clone(&fleet);
+        tokio::spawn(async move { followed.follow(loaded).await });
+        let router =
+            middleware::router_with_fleet(Arc::clone(&gateway), Arc::new(authenticator), fleet, limits);
         let router = extra_routes(&gateway, address).merge(router);
         let (stop, stopped) = watch::channel(false);
         let (broke, broken) = watch::channel(None);

@@ -26,9 +26,9 @@ use crate::cli::{Exit, Failure};
 use crate::dashboard::{self, AccessControl};
 use crate::error_chain::chain;
 
-use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Authenticator, Tokens};
 use crate::gateway::middleware::Limits;
+use crate::gateway::{FleetTrust, Gateway};
 use crate::http::{ClientConfig, Reloadable, bind};
 use crate::manifest;
 use crate::model::HostKey;
@@ -118,7 +118,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let gateway = RunningGateway::start(
         store,
         socket,
-        None,
+        (None, FleetTrust::Disabled),
         authenticator,
         Limits::default(),
         RunningGateway::DEFAULT_LIMITS,
@@ -285,7 +285,8 @@ impl LocalAgent {
                 .map_err(|error| failed(error.to_string()))?;
         let joining = JoinConfig {
             url: url.to_owned(),
-            token_file: home.path("token"),
+            token_file: Some(home.path("token")),
+            folder: folder.clone(),
             agent: agent_name(&folder).map_err(|error| failed(chain(&error)))?,
             hosts,
             calling: ClientConfig::default(),

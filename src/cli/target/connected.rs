@@ -166,7 +166,15 @@ impl ConnectedTarget {
         let host = |(host, processes): (HostKey, u64)| {
             let agent = !observed.gaps.contains_key(&host);
             let heard = observed.at.to_string();
-            HostEntry { host, agent, version: None, heard, clock_skew_ms: None, processes: Some(processes) }
+            HostEntry {
+                host,
+                agent,
+                version: None,
+                heard,
+                clock_skew_ms: None,
+                certificate: None,
+                processes: Some(processes),
+            }
         };
         Ok(hosts.into_iter().map(host).collect())
     }

@@ -1,4 +1,4 @@
-//! Tests of the store schema.
+//! Tests of the store schema: bytes of keys, parsing, and the tables of the documentation.
 
 use super::*;
 
@@ -30,6 +30,9 @@ fn keys_have_their_documented_bytes() {
         (response("app", "x"), "op/app/x"),
         (TASK_NUMBER.to_owned(), "task-number"),
         (agent_counter("ab12", "one"), "agent/ab12/one"),
+        (join_token("0a1b"), "fleet/token/0a1b"),
+        (host_pin(host), "fleet/host/0:10.0.0.7"),
+        (revoked_certificate("4f"), "fleet/revoked/4f"),
         (PROBE.to_owned(), "probe"),
         (STORE_ID.to_owned(), "store-id"),
         (target_prefix("gse"), "at/gse/"),
@@ -76,6 +79,9 @@ fn keys_parse_back_into_their_parts() {
     assert_eq!(open_task_of("open/open/1"), Some("open/1"));
     assert_eq!(row_of(&row_result("t1", 12), "t1"), Some(12));
     assert_eq!(row_of(&missing_rows("t1"), "t1"), None);
+    assert_eq!(join_token_of(&join_token("0a1b")), Some("0a1b"));
+    assert_eq!(host_pin_of(&host_pin(&instance.host)).as_ref(), Some(&instance.host));
+    assert_eq!(revoked_certificate_of(&revoked_certificate("4f")), Some("4f"));
     assert_eq!(lease_of("lease/lease/a"), Some("lease/a"));
     assert_eq!(lease_name_parts("writer/team/ops"), ("writer", owner));
     assert_eq!(journal_call("journal/team/ops/r1/000007", owner), Some("r1/000007"));
