@@ -17,8 +17,8 @@ use super::instance::{OpReply, done, failed};
 use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
-    InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable, pending_key,
-    result_key, state_key,
+    InstanceState, LIMIT_STOP, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable,
+    pending_key, result_key, state_key,
 };
 use super::tree::{LaunchTraces, ProcessTree, end_commands};
 use super::unrecorded_launch::{self, InterruptedLaunch};
@@ -243,6 +243,8 @@ fn resolve_relaunch(
     state.run =
         Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
+    // A stop by a limit was for the ended process.
+    state.ending.take_if(|ending| ending.starts_with(LIMIT_STOP));
     state.message.clear();
     true
 }

@@ -18,6 +18,9 @@ use crate::agent_protocol::{InstanceHistory, OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn, keys};
 
+/// Beginning of [`InstanceState::ending`] of a stop by a limit. No operation has such an id.
+pub const LIMIT_STOP: &str = "limit: ";
+
 /// The state of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

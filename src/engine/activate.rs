@@ -6,7 +6,7 @@ use super::other_sources;
 use super::pin::{self, Pin};
 use super::protections;
 use super::report::Report;
-use super::stored_revisions::{self, NewRevision};
+use super::stored_revisions::{self, ActiveRevision, NewRevision};
 use crate::contract::HistoryEntry;
 use crate::model::{ManifestRevision, Plan};
 use crate::store::{Error, Store};
@@ -58,20 +58,25 @@ impl Activation {
         }
     }
 
-    /// Whether the revision is active already, so that nothing has to be written.
+    /// Whether the revision is active already, so that nothing has to be written. A source other than the active one
+    /// becomes active with its first step, or if the caller accepted it.
     pub(super) async fn is_active<S: Store>(
         &self,
         state: &S,
-        owner: &str,
+        input: &PlanInput,
         source: ManifestSource<'_>,
     ) -> Result<bool, Error> {
+        let owner = &input.rules.owner;
         match self {
             Activation::Pinned(_) => Ok(false),
             Activation::New => {
                 let pinned = pin::read(state, owner).await?;
                 let active = stored_revisions::active(state, owner).await?.0;
-                let is_same = |last: &str| !source.accepted || last == source.name;
-                Ok(pinned.is_none() && active.is_none_or(|active| is_same(&active.source)))
+                let is_current = |active: ActiveRevision| match active.source == source.name {
+                    true => active.revision == ManifestRevision::of(&input.loaded.desired),
+                    false => !source.accepted,
+                };
+                Ok(pinned.is_none() && active.is_none_or(is_current))
             }
         }
     }

@@ -153,8 +153,8 @@ where
     }
 
     async fn activate_if_needed(&mut self) -> Result<(), ApplyError> {
-        let (state, owner) = (self.target.state(), &self.input.rules.owner);
-        let is_active = self.activation.is_active(state, owner, self.manifest_source()).await;
+        let is_active =
+            self.activation.is_active(self.target.state(), &self.input, self.manifest_source()).await;
         match is_active.map_err(|error| self.state_error(error))? {
             true => Ok(()),
             false => self.activate().await,

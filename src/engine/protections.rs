@@ -24,33 +24,41 @@ struct StoredProtection {
 
 /// All stored protections. An entry that cannot be read forbids everything: a person asked for something there.
 pub async fn read<S: Store>(state: &S) -> Result<Protections, Error> {
+    let stored = read_with_owners(state).await?;
+    Ok(stored.into_iter().map(|(key, (protections, _))| (key, protections)).collect())
+}
+
+/// All stored protections with the owners that declared them; `None`: the entry cannot be read.
+async fn read_with_owners<S: Store>(
+    state: &S,
+) -> Result<BTreeMap<InstanceKey, (Vec<Protection>, Option<String>)>, Error> {
     let page = state.range(keys::PROTECTION_PREFIX, None, usize::MAX).await?;
     let one = |entry: &crate::store::Entry| {
         let key = keys::protected_instance(&entry.key)?;
-        let stored: Option<StoredProtection> = serde_json::from_slice(&entry.value).ok();
-        let named = stored.map(|stored| {
-            let is_named = |one: &Protection| stored.protect.iter().any(|word| word == one.word());
-            Protection::ALL.into_iter().filter(is_named).collect()
-        });
-        Some((key, named.unwrap_or_else(|| Protection::ALL.to_vec())))
+        let Ok(stored) = serde_json::from_slice::<StoredProtection>(&entry.value) else {
+            return Some((key, (Protection::ALL.to_vec(), None)));
+        };
+        let is_named = |one: &Protection| stored.protect.iter().any(|word| word == one.word());
+        Some((key, (Protection::ALL.into_iter().filter(is_named).collect(), Some(stored.owner))))
     };
     Ok(page.entries.iter().filter_map(one).collect())
 }
 
-/// Records the protections of a revision that becomes active.
+/// Records the protections of a revision that becomes active. Those of another owner stay as they are.
 pub async fn record<S: Store>(
     state: &S,
     owner: &str,
     desired: &Desired,
     selection: &Selection,
 ) -> Result<(), Error> {
-    let stored = read(state).await?;
+    let stored = read_with_owners(state).await?;
     let mut txn = Txn::default();
     for (key, want) in &desired.instances {
         let protect = &want.origin.protect;
-        let is_stored = stored.get(key);
-        let is_same = is_stored.map_or(protect.is_empty(), |stored| is_equal(stored, protect));
-        if is_same || !selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+        let stored = stored.get(key);
+        let is_foreign = stored.is_some_and(|(_, by)| by.as_deref().is_some_and(|by| by != owner));
+        let is_same = stored.map_or(protect.is_empty(), |(stored, _)| is_equal(stored, protect));
+        if is_same || is_foreign || !selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
             continue;
         }
         txn = txn.and(match protect.is_empty() {

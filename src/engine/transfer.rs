@@ -1,6 +1,6 @@
 //! Transfer of instances to another owner, without a change of the process.
 //!
-//! The writer leases of both owners are held, so that neither changes the instances meanwhile. Where a target has a
+//! The writer leases of both owners are held, so that neither changes the instances while they are transferred. Where a target has a
 //! registry, the registration carries the owner; elsewhere supervision does.
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use crate::contract::AccessInfo;
 use crate::escape::visible;
 use crate::model::{HostKey, InstanceKey, glob};
 
-/// What an app may do at most. Each role includes those before it.
+/// Highest role of an app. Each role includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AccessRole {
     /// Lists, status, logs, and reads of the state store.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::access::{AccessRole, Grant};
-use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change, may_read_entry};
+use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change};
 use super::{ApiError, Gateway};
 pub use crate::contract::StoreRequest;
 use crate::contract::{
@@ -84,9 +84,9 @@ impl<S: Store> Gateway<S> {
             }
             StoreRequest::Range { prefix, after, limit } => {
                 let limit = limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
-                let page = self.store.range(&check_prefix(prefix)?, after.as_deref(), limit).await?;
-                let entries = page.entries.iter().filter(|entry| may_read_entry(grant, entry));
-                let entries = entries.map(entry).collect();
+                let prefix = check_prefix(prefix)?;
+                let page = self.scoped_range(grant, &prefix, after.as_deref(), limit).await?;
+                let entries = page.entries.iter().map(entry).collect();
                 let more = page.more.as_deref().map(str::to_owned);
                 StoreAnswer::Page(StatePage { entries, more, as_of: page.as_of })
             }

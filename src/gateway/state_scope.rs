@@ -1,13 +1,13 @@
 //! Scope of the state API: an app reads and writes keys of its owners, and holds and pauses of its namespaces.
 //!
-//! Lists leave out other keys. A key or an owner that a request names is refused instead. A ledger entry belongs to the
-//! namespace of its instance and to the owner in its value.
+//! Lists leave out other keys. A key or an owner that a request names is refused instead. A ledger entry or a protection
+//! belongs to the namespace of its instance and to the owner in its value.
 
 use serde::Deserialize;
 
 use super::access::{AccessRequest, Grant, MissingGrant, authorize};
 use super::{ApiError, Gateway};
-use crate::store::{Change, Compare, Entry, KeyScope, Store, Write};
+use crate::store::{Change, Compare, Entry, KeyScope, Page, Store, Write};
 
 /// Use of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,14 +16,14 @@ pub(super) enum KeyUse {
     Write,
 }
 
-/// The owner in the value of a ledger entry; empty: none.
+/// The owner in the value of a ledger entry or a protection; empty: none.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct LedgerOwner {
+struct StoredOwner {
     owner: String,
 }
 
-/// Checks one key. `value`: of a ledger entry.
+/// Checks one key. `value`: of a ledger entry or a protection.
 pub(super) fn check_key_scope(
     grant: &Grant,
     key: &str,
@@ -34,8 +34,8 @@ pub(super) fn check_key_scope(
     match KeyScope::of_key(key) {
         Some(KeyScope::Owner(owner)) => check_owner(grant, owner),
         Some(KeyScope::Hold(instance)) => grant.check_instance(&instance, None),
-        Some(KeyScope::Ledger(instance)) => {
-            let owner = value.and_then(|value| serde_json::from_slice::<LedgerOwner>(value).ok());
+        Some(KeyScope::Owned(instance)) => {
+            let owner = value.and_then(|value| serde_json::from_slice::<StoredOwner>(value).ok());
             let owner = owner.map(|value| value.owner).filter(|owner| !owner.is_empty());
             grant.check_instance(&instance, owner.as_deref())
         }
@@ -95,15 +95,34 @@ impl<S: Store> Gateway<S> {
         Ok(())
     }
 
-    /// Checks the owner in the stored value of a ledger key.
+    /// Checks the owner in the stored value of a ledger entry or a protection.
     async fn check_stored_owner(&self, grant: &Grant, key: &str) -> Result<(), ApiError> {
         if grant.is_bound_to_owners()
-            && let Some(KeyScope::Ledger(_)) = KeyScope::of_key(key)
+            && let Some(KeyScope::Owned(_)) = KeyScope::of_key(key)
             && let Some(old) = self.store.get(key).await?
         {
             check_key_scope(grant, key, Some(&old.value), KeyUse::Read)?;
         }
         Ok(())
+    }
+
+    /// A page of entries that the app may read. `more` is the key of such an entry, too: it shows no other key.
+    pub(super) async fn scoped_range(
+        &self,
+        grant: &Grant,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, ApiError> {
+        if grant.sees_everything() {
+            return Ok(self.store.range(prefix, after, limit).await?);
+        }
+        let mut page = self.store.range(prefix, after, usize::MAX).await?;
+        page.entries.retain(|entry| may_read_entry(grant, entry));
+        let has_more = page.entries.len() > limit;
+        page.entries.truncate(limit);
+        page.more = page.entries.last().filter(|_| has_more).map(|entry| entry.key.clone());
+        Ok(page)
     }
 
     /// Entries by offset and their count, without those that the app may not read.

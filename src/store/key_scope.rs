@@ -10,8 +10,8 @@ use crate::model::InstanceKey;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyScope<'a> {
     Owner(&'a str),
-    /// The value of a ledger entry names an owner as well.
-    Ledger(InstanceKey),
+    /// A ledger entry or a protection: its value names an owner as well.
+    Owned(InstanceKey),
     Hold(InstanceKey),
     /// A pause of one namespace.
     Namespace(&'a str),
@@ -29,7 +29,7 @@ impl KeyScope<'_> {
                 let (role, name) = keys::lease_name_parts(rest);
                 (matches!(role, "writer" | "leader") && owner(name)).then_some(KeyScope::Owner(name))
             }
-            "pin" => Some(KeyScope::Owner(rest)).filter(|_| owner(rest)),
+            "pin" | "controller" => Some(KeyScope::Owner(rest)).filter(|_| owner(rest)),
             "left" | "source" | "history" => {
                 let (name, _) = rest.rsplit_once('/')?;
                 Some(KeyScope::Owner(name)).filter(|_| owner(name))
@@ -38,7 +38,8 @@ impl KeyScope<'_> {
                 let (name, _) = rest.rsplit_once('/')?.0.rsplit_once('/')?;
                 Some(KeyScope::Owner(name)).filter(|_| owner(name))
             }
-            "ledger" => Some(KeyScope::Ledger(rest.split_once('/')?.1.parse().ok()?)),
+            "ledger" => Some(KeyScope::Owned(rest.split_once('/')?.1.parse().ok()?)),
+            "protect" => Some(KeyScope::Owned(rest.parse().ok()?)),
             "hold" => Some(KeyScope::Hold(rest.parse().ok()?)),
             "pause" if rest == "*" => Some(KeyScope::AllNamespaces),
             "pause" => Some(KeyScope::Namespace(rest)).filter(|_| !rest.is_empty()),
@@ -90,6 +91,7 @@ mod tests {
             keys::lease(&keys::leader_lease_name(name)),
             keys::journal(&keys::journal_run_prefix(name, "r1"), 7),
             keys::pin(name),
+            keys::controller(name),
             keys::suspended(name, &instance),
             keys::active_revision(name),
             keys::applied_revision(name),
@@ -109,7 +111,9 @@ mod tests {
             }
         }
         let ledger = keys::ledger("gse", &instance);
-        assert_eq!(KeyScope::of_key(&ledger), Some(KeyScope::Ledger(instance.clone())));
+        for key in [ledger, keys::protection(&instance)] {
+            assert_eq!(KeyScope::of_key(&key), Some(KeyScope::Owned(instance.clone())), "{key}");
+        }
         assert_eq!(KeyScope::of_key(&keys::hold(&instance)), Some(KeyScope::Hold(instance.clone())));
         let pause = keys::pause(Some(&instance.namespace));
         assert_eq!(KeyScope::of_key(&pause), Some(KeyScope::Namespace("web")));

@@ -421,6 +421,20 @@ fn lists_contain_what_the_app_may_see_and_nothing_else() {
             assert_eq!(is_listed, is_seen(subject) || is_hold, "{name}: {subject:?}: {text}");
         }
     }
+    // The cursor of a page is a key, too.
+    for prefix in ["ledger/", "hold/", "journal/", "history/", "snap/"] {
+        let mut after = Value::Null;
+        loop {
+            let page = state(json!({"range": {"prefix": prefix, "after": after, "limit": 1}}));
+            let shown: Vec<&Value> =
+                page["entries"].as_array().expect("entries").iter().map(|entry| &entry["key"]).collect();
+            after = page["more"].clone();
+            if after.is_null() {
+                break;
+            }
+            assert_eq!(shown, [&after], "{prefix}: {page}");
+        }
+    }
     for prefix in ["journal/", "history/", "pin/", "left/", "source/", "snap/", "pause/", "at/gse/"] {
         let text = state(json!({"range": {"prefix": prefix}})).to_string();
         assert!(text.contains("team/") || text.contains("/team\"") || prefix == "pause/", "{prefix}: {text}");

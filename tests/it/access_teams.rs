@@ -76,7 +76,7 @@ impl Teams {
         std::fs::create_dir_all(folder.join("m")).expect("a folder");
         let (here, me) = (folder.display(), whoami());
         let manifest = format!(
-            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: {team}, name: {team}-api}}\nhosts: [{{ip: {host}, bk_cloud_id: 0}}]\nspec:\n  \
+            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: {team}, name: {team}-api}}\nhosts: [{{ip: {host}, bk_cloud_id: 0}}]\nprotect: [delete]\nspec:\n  \
              identity: {{proc_name: {team}-api, setup_path: {here}, pid_path: {here}/api.pid, log_path: {here}/api.log, user: {me}, value_key: {team}}}\n  \
              control: {{start_mode: foreground, start_cmd: 'echo {team} version {version}; exec sleep 1000'}}\n  \
              monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n"

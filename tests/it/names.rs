@@ -120,6 +120,32 @@ fn a_protection_outlasts_its_manifest() {
     assert_eq!(running(&machine), ["b"]);
 }
 
+/// `protect` is outside of the spec: adding it needs no step.
+#[test]
+fn a_protection_that_is_added_or_removed_without_a_step_is_recorded() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    assert_eq!(machine.apply(&[]).0, 0);
+    let (pids, text) = (machine.pids(), machine.manifest_text("a"));
+    machine.declare("a", format!("protect: [delete]\n{text}"));
+    let (code, out, _) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}");
+    // Another owner declares the same process: it is held, and so is its protection.
+    machine.declare("a", text.clone());
+    let (code, out, _) = machine.apply(&["--owner", "other", "-o", "json"]);
+    assert!(code == 3 && out.contains("NotOwned"), "{code} {out}");
+    std::fs::remove_file(machine.path("m/a.yaml")).expect("a file");
+    let (code, out, _) = machine.apply(&["--prune"]);
+    assert!(code == 3 && out.contains("Protected"), "{code} {out}");
+    assert_eq!(machine.pids(), pids);
+    machine.declare("a", text);
+    assert_eq!(machine.apply(&[]).0, 0);
+    std::fs::remove_file(machine.path("m/a.yaml")).expect("a file");
+    let (code, out, err) = machine.apply(&["--prune"]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(running(&machine), ["b"]);
+}
+
 #[test]
 fn an_absent_manifest_ends_a_protection() {
     let machine = Machine::new();

@@ -101,13 +101,14 @@ impl InstanceTask {
     }
 
     /// The pid of a foreign process that was started in place of an ended foreground process. A daemon's start_cmd detects
-    /// such a process itself. A pid file that names the ended process is stale, even if its pid was reused.
-    pub(super) async fn foreign_successor(&self, owned: &OwnedSpec) -> Option<u32> {
+    /// such a process itself. A pid file that names the ended process is stale, even if its pid was reused. An error: it is
+    /// unknown whether one runs.
+    pub(super) async fn foreign_successor(&self, owned: &OwnedSpec) -> Result<Option<u32>, AgentError> {
         if is_daemon(&owned.spec) {
-            return None;
+            return Ok(None);
         }
         let ended = self.pid_file.old.as_ref().map(|(_, pid)| *pid);
-        self.foreign_pid(owned).await.ok().flatten().filter(|pid| Some(*pid) != ended)
+        Ok(self.foreign_pid(owned).await?.filter(|pid| Some(*pid) != ended))
     }
 
     /// The reply for a process that does not run under this agent. The agent does not stop a process that it did not start.

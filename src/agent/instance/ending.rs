@@ -211,7 +211,7 @@ impl InstanceTask {
             return false;
         }
         // Orphans of a launch of this agent are its children; those of an earlier agent may be children of pid 1.
-        match self.launches.last.is_some() {
+        match self.launches.last.is_some() && !run.incarnation.is_empty() {
             true if reaper::orphans().is_empty() => true,
             true => match tree() {
                 Some(tree) => !tree.may_have_orphans().await,

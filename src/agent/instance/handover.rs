@@ -36,6 +36,9 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(2);
 /// Time without any process of the launch after which it counts as ended.
 const EXEC_SETTLE: Duration = Duration::from_millis(100);
 
+/// Maximum scans for a process that took over.
+const MAX_SCANS: u32 = 3;
+
 /// Searches in a row without any process of the launch after which it counts as ended.
 const MAX_MISSES: u32 = 4;
 
@@ -328,7 +331,14 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        let Ok(members) = tree.members().await else { return false };
+        // A scan that failed says nothing: without a result, the tree with a healthy successor would be ended.
+        let mut members = tree.members().await;
+        for _ in 1..MAX_SCANS {
+            if members.is_err() {
+                members = tree.members().await;
+            }
+        }
+        let Ok(members) = members else { return false };
         if members.known.is_empty() {
             return false;
         }

@@ -17,6 +17,7 @@ use crate::agent::meter::{
     HostShare, Meter, SAMPLE_INTERVAL, check_limits, cpu_limit, is_limited, megabytes, mem_limit, memory,
 };
 use crate::agent::restart_policy::RestartEvent;
+use crate::agent::state::LIMIT_STOP;
 use crate::agent_protocol::ConfigState;
 use crate::gse::codes::RowCode;
 use crate::model::StartMode;
@@ -24,9 +25,6 @@ use crate::model::StartMode;
 /// Interval between two trims of the captured output of a daemon, and of a foreground process, which is also bounded while it
 /// writes.
 const TRIM_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-
-/// Beginning of [`InstanceState::ending`](crate::agent::state::InstanceState) of a stop by a limit. No operation has such an id.
-const LIMIT_STOP: &str = "limit: ";
 
 /// First and longest interval between two observations of the descendants of a process without a control group.
 const OBSERVE_INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));

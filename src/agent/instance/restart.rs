@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::adoption::not_owned;
 use super::history::ExitCause;
-use super::{InstanceTask, read_clocks};
+use super::{InstanceTask, failed, read_clocks};
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
 use crate::agent::schedule::Schedule;
 use crate::agent_protocol::OwnedSpec;
@@ -152,10 +152,11 @@ impl InstanceTask {
                     break;
                 }
                 RestartAction::Launch => {
-                    let foreign = if may_be_taken { self.foreign_successor(&given).await } else { None };
+                    let foreign = if may_be_taken { self.foreign_successor(&given).await } else { Ok(None) };
                     let (code, message) = match foreign {
-                        Some(pid) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
-                        None => self.launch(&given, None, false).await,
+                        Ok(Some(pid)) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
+                        Ok(None) => self.launch(&given, None, false).await,
+                        Err(error) => failed(error),
                     };
                     if code == RowCode::DONE {
                         self.pid_file.old = None;

@@ -10,7 +10,7 @@ use crate::model::Time;
 use crate::pki::{JoinToken, MAX_HOSTS};
 use crate::store::{Entry, Seq, Store, Txn, keys};
 
-/// Life of a join token without a wish of its creator, and its maximum, in seconds.
+/// Default and maximum life of a join token, in seconds.
 const DEFAULT_TTL_SECS: u64 = 3_600;
 const MAX_TTL_SECS: u64 = 7 * 86_400;
 /// Maximum open join tokens.
