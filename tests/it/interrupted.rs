@@ -144,9 +144,10 @@ fn a_command_that_outlives_its_recording_shell_is_waited_for_and_not_repeated() 
     until("the command began", || text(&system, "reloads") == "begun\n");
     system.kill_agent();
     let shells = children_in(&system, "sh");
-    let recording =
-        shells.iter().filter(|one| crate::system::parent_of(**one).is_none_or(|of| !shells.contains(&of)));
-    recording.for_each(|shell| kill(*shell, "KILL"));
+    // All parents are read before the first kill, which changes them.
+    let is_recording = |one: &u32| crate::system::parent_of(*one).is_none_or(|of| !shells.contains(&of));
+    let recording: Vec<u32> = shells.iter().copied().filter(is_recording).collect();
+    recording.into_iter().for_each(|shell| kill(shell, "KILL"));
     system.start_agent();
     let row = system.row("p", &task);
     assert!(row["error_msg"].as_str().is_some_and(|why| why.contains("outcome unknown")), "{row}");
