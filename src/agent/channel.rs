@@ -320,7 +320,7 @@ struct Outbox {
     waiting: Vec<AgentMessage>,
     /// The gateway takes figures.
     takes_figures: bool,
-    /// Life of the certificate of this session.
+    /// Life of the certificate that the session uses.
     certificate: Option<CertificateLife>,
 }
 
