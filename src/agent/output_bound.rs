@@ -120,6 +120,7 @@ impl Trimmer {
     }
 
     fn run(&self) {
+        prefer_this_thread();
         let mut buffer = [const { MaybeUninit::uninit() }; 4096];
         let mut events = inotify::Reader::new(&self.inotify, &mut buffer);
         loop {
@@ -164,6 +165,13 @@ impl Trimmer {
         outputs.remove(&id);
         let _ = inotify::remove_watch(&self.inotify, id);
     }
+}
+
+/// Lets the kernel run this thread before the writers, which fill memory while it waits. Needs privilege.
+fn prefer_this_thread() {
+    const NICE: i32 = -10;
+    // The kernel counts priorities by thread.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 
 /// Frees all pages except the last `keep` bytes (whole pages), including pages reserved behind the end.

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::support::{TestUser, test_user, until};
 use crate::system::{System, is_alive, kill, lines, processes};
 
-/// Far below what the commands print, and above what a pass of the agent lets through on a busy machine.
-const LIMIT: u64 = 100 << 20;
-/// What the commands print: 600 MB, then two lines.
-const FLOOD: &str = "head -c 600000000 /dev/zero | tr '\\0' x; echo; echo the last line";
+/// Below half of what the commands print, and above what a writer prints while a busy machine lets the agent wait.
+const LIMIT: u64 = 400 << 20;
+/// What the commands print: 1 GB, then two lines.
+const FLOOD: &str = "head -c 1000000000 /dev/zero | tr '\\0' x; echo; echo the last line";
 
 fn daemon(system: &System, user: &TestUser, name: &str, start: &str) -> Value {
     let mut spec = system.spec_of(user, name, start);
@@ -89,8 +89,8 @@ fn a_command_that_prints_without_end_takes_no_memory() {
 fn a_daemon_that_prints_without_end_takes_no_memory_under_this_agent_and_the_next() {
     let Some(user) = test_user() else { return };
     let mut system = System::new();
-    // Prints in bursts, each as large as it can be.
-    let start = "sh -c 'while :; do head -c 300000000 /dev/zero || touch failed; echo >> bursts; sleep 0.1; done' & echo $! > run/loud.pid";
+    // Three bursts are more than the limit.
+    let start = "sh -c 'while :; do head -c 200000000 /dev/zero || touch failed; echo >> bursts; sleep 0.3; done' & echo $! > run/loud.pid";
     let spec = daemon(&system, &user, "loud", start);
     assert_eq!(system.operate("loud", 0, &spec), (0, "success".to_owned()));
     let pid = system.pid("loud").expect("a pid");
@@ -125,7 +125,7 @@ fn what_a_command_leaves_behind_is_trimmed_until_it_ends() {
     let system = System::new();
     let mut spec = system.spec_of(&user, "app", "exec sleep 1000");
     spec["control"]["reload_cmd"] = json!(
-        "sh -c 'sleep 0.5; head -c 600000000 /dev/zero; touch printed; exec sleep 1000' & echo $! > left"
+        "sh -c 'for burst in 1 2 3 4 5; do sleep 0.3; head -c 200000000 /dev/zero; done; touch printed; exec sleep 1000' & echo $! > left"
     );
     assert_eq!(system.operate("app", 0, &spec).0, 0);
     assert_eq!(system.operate("app", 8, &spec), (0, "success".to_owned()));
