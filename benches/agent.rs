@@ -251,6 +251,7 @@ fn start(here: &Path, args: &[&str]) -> (Program, String) {
         .args(args)
         .current_dir(here)
         .env_clear()
+        .env("ABIDE_KEY_FILE", here.join("key"))
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()

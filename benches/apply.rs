@@ -90,6 +90,7 @@ fn abide(here: &Path, args: &[&str]) -> (Duration, u64) {
         .args(args)
         .current_dir(here)
         .env("ABIDE_HOME", here.join("home"))
+        .env("ABIDE_KEY_FILE", here.join("key"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

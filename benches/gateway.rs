@@ -83,6 +83,7 @@ fn start(folder: &Path) -> (Gateway, SocketAddr) {
         .args(["-q", "serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"])
         .args(["--max-rate", "1000000"])
         .current_dir(folder)
+        .env("ABIDE_KEY_FILE", folder.join("key"))
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");

@@ -1,12 +1,12 @@
 //! Store benchmark: the store in a file, with durability on. `cargo bench --bench store` prints how long 100,000 specs take to be written
 //! in transactions of 1,000 and one by one by many at once, to be read by key and page by page, how long opening takes
-//! with them, and how much memory a process that holds them needs.
+//! with them, and how much memory a process that holds them needs. `ABIDE_KEY_FILE=none` measures without encryption.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use abide::store::{Embedded, Store, Txn};
+use abide::store::{Embedded, KeySource, Store, Txn};
 
 const ENTRIES: usize = 100_000;
 /// Asks this program to open a file and print its memory.
@@ -22,7 +22,7 @@ fn main() {
     let file = folder.path().join("store.db");
     runtime.block_on(measure(&file));
     let begin = Instant::now();
-    let store = Embedded::open(&file).expect("it opens");
+    let store = Embedded::open_keyed(&file, &keys(&file)).expect("it opens");
     say("open, with a check of the file", begin.elapsed(), "");
     drop(store);
     let program = std::env::current_exe().expect("this program");
@@ -31,7 +31,7 @@ fn main() {
 }
 
 async fn measure(file: &Path) {
-    let store = Embedded::open(file).expect("it opens");
+    let store = Embedded::open_keyed(file, &keys(file)).expect("it opens");
     let value = |n: usize| format!("{{\"spec\":\"{}\",\"n\":{n}}}", "x".repeat(900));
     let begin = Instant::now();
     for part in 0..ENTRIES / 1_000 {
@@ -69,6 +69,14 @@ async fn measure(file: &Path) {
     say("a page of 1,000", begin.elapsed(), "");
 }
 
+/// The keys of the product's own stores.
+fn keys(file: &Path) -> KeySource {
+    match std::env::var_os("ABIDE_KEY_FILE").is_some_and(|value| value == "none") {
+        true => KeySource::None,
+        false => KeySource::File(file.with_file_name("key")),
+    }
+}
+
 fn key(n: usize) -> String {
     format!("reg/0:10.{}.{}.{}/web/proc-{n:06}", n / 65_536, n / 256 % 256, n % 256)
 }
@@ -78,7 +86,7 @@ fn say(what: &str, took: Duration, more: &str) {
 }
 
 fn tell_peak(file: &Path) {
-    let store = Embedded::open(file).expect("it opens");
+    let store = Embedded::open_keyed(file, &keys(file)).expect("it opens");
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("unknown");
     println!("{}", peak.trim());

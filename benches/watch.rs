@@ -89,7 +89,11 @@ fn change(here: &Path, version: usize) -> Duration {
 
 fn command(here: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_abide"));
-    command.args(args).current_dir(here).env("ABIDE_HOME", here.join("home"));
+    command
+        .args(args)
+        .current_dir(here)
+        .env("ABIDE_HOME", here.join("home"))
+        .env("ABIDE_KEY_FILE", here.join("key"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }

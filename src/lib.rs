@@ -33,8 +33,8 @@
 //! - [`source`]: where manifests come from: a directory or a git branch, with the last good version of broken files.
 //! - [`control`]: the control loop: follows a source and reconciles continuously.
 //! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
-//! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
-//!   a gateway over HTTP.
+//! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file with encrypted values,
+//!   or the store of a gateway over HTTP.
 //! - [`http`]: HTTP servers and clients: TLS, limits, credentials, files that are reloaded.
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
 //! - [`pki`]: certificates of agents: the CA of a fleet, keys, join tokens.

@@ -21,7 +21,6 @@
 //! Files that a spec names are opened with the rights of its user ([`user_files`]). Each launch ([`spawn`]) runs on its own
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
 //! delay other users.
-//!
 //! The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
 //!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
@@ -124,7 +123,7 @@ use crate::ids::fresh_id;
 use crate::model::{HostKey, InstanceKey};
 use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
-use crate::store::{Embedded, Error, Store, Txn, keys};
+use crate::store::{Embedded, Error, KeySource, Store, Txn, keys};
 
 /// Maximum concurrent commands of one user's specs.
 const MAX_COMMANDS_PER_USER: usize = 64;
@@ -166,6 +165,7 @@ impl Supervisor {
     /// Opens an agent's folder and takes over the processes that an earlier agent left running.
     pub async fn open(
         folder: &Path,
+        keys: &KeySource,
         intervals: AgentIntervals,
         policy: HostPolicy,
         up: mpsc::UnboundedSender<AgentMessage>,
@@ -173,7 +173,7 @@ impl Supervisor {
         process::set_cloexec();
         file_limit::raise();
         crate::malloc::allocate_tightly();
-        let store = Embedded::open_alone(&folder.join("agent.db"))?;
+        let store = Embedded::open_alone(&folder.join("agent.db"), keys)?;
         close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])
             .map_err(|error| Error::Unsafe(Arc::new(error)))?;
         let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;

@@ -15,7 +15,7 @@ use super::user_files::{Rights, RootOpenPolicy, UserFileError};
 use crate::error_chain::chain;
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec, StartMode};
 use crate::permissions::own_uid;
-use crate::store::{Embedded, Error, keys};
+use crate::store::{Embedded, Error, KeySource, keys};
 
 /// An instance whose next launch would be refused, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +25,16 @@ pub struct RefusedInstance {
 }
 
 /// The instances of an agent's folder that would be refused. The agent may be running.
-pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec<RefusedInstance>, Error> {
+pub async fn refused_instances(
+    folder: &Path,
+    keys: &KeySource,
+    policy: &HostPolicy,
+) -> Result<Vec<RefusedInstance>, Error> {
     let file = folder.join("agent.db");
     if !file.is_file() {
         return Err(Error::Missing { file: file.display().to_string() });
     }
-    let store = Embedded::open(&file)?;
+    let store = Embedded::open_as_found(&file, keys)?;
     let mut refused = Vec::new();
     for (name, state) in load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
@@ -44,8 +48,8 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
 }
 
 /// The number of processes that an agent with this folder left running, and how many of them it supervised.
-pub async fn left_running(folder: &Path) -> Result<(usize, usize), Error> {
-    let store = Embedded::open(&folder.join("agent.db"))?;
+pub async fn left_running(folder: &Path, keys: &KeySource) -> Result<(usize, usize), Error> {
+    let store = Embedded::open_as_found(&folder.join("agent.db"), keys)?;
     let states = load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await?;
     let running = states.iter().filter(|(_, state)| state.run.is_some());
     Ok((running.clone().count(), running.filter(|(_, state)| state.hosted).count()))

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 
 use super::commands::serve::private_folder;
+use super::key_file::KeyFileArgs;
 use super::{Exit, Failure};
 use crate::engine::local_endpoint;
 use crate::http::ApiEndpoint;
@@ -201,6 +202,7 @@ impl Home {
             .args(["up", BACKGROUND, "--listen", "127.0.0.1:0"])
             .args(self.served_hosts().iter().map(|host| format!("--as-host={host}")))
             .env_remove("ABIDE_AS_HOST")
+            .envs(KeyFileArgs::from_env().absolute().map(|file| ("ABIDE_KEY_FILE", file)))
             .env("ABIDE_HOME", &self.0)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")

@@ -7,6 +7,7 @@ mod commands;
 mod declared_names;
 mod fleet_ca;
 mod help;
+mod key_file;
 mod local;
 mod output;
 mod status_server;

@@ -2,10 +2,11 @@
 //!
 //! All durable state (registrations, tasks, journals, holds, leases) is in one [`Store`]. An acknowledged write is on
 //! disk. Every change has a sequence number; a reader can request all changes after a number. [`Embedded`] is SQLite in
-//! a file that several processes may open; [`Remote`] is the store of a gateway over HTTP. Both pass the same tests.
+//! a file that several processes may open, with encrypted values; [`Remote`] is the store of a gateway over HTTP. Both pass the same tests.
 
 mod any;
 mod embedded;
+mod key_file;
 mod key_scope;
 pub mod keys;
 pub mod lease;
@@ -21,6 +22,7 @@ use crate::http::{CallError, UnreadableResponse};
 
 pub use any::AnyStore;
 pub use embedded::Embedded;
+pub use key_file::{KeyFileError, KeyId, KeySource};
 pub use key_scope::KeyScope;
 pub use lease::{Holder, Lease, LeaseAttempt, Reset};
 pub use remote::Remote;
@@ -217,6 +219,14 @@ pub enum Error {
     /// The file was written by a newer Abide.
     #[error("{file} has format {version}, from a newer abide: use that one, or another folder")]
     TooNew { file: String, version: i64 },
+    /// The file is encrypted, and its key is missing. Nothing was changed.
+    #[error(
+        "{file} is encrypted, and {keys}. Nothing was changed: pass the key file with --key-file, or restore it from a backup"
+    )]
+    KeyMissing { file: String, keys: String },
+    /// The key file cannot be used.
+    #[error("{}", crate::error_chain::chain(&**.0))]
+    KeyFile(Arc<KeyFileError>),
     /// Another process has the file open exclusively.
     #[error("{file} is in use: another abide serves it")]
     InUse { file: String },

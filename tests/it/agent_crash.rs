@@ -221,6 +221,7 @@ fn a_reused_pid_is_not_touched() {
         .args(["-p", "-f", "--mount-proc", "--kill-child", "bash"])
         .arg(script)
         .arg(env!("CARGO_BIN_EXE_abide"))
+        .env("ABIDE_KEY_FILE", folder.path().join("key"))
         .current_dir(folder.path())
         .output()
         .expect("unshare runs");

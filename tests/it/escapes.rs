@@ -61,9 +61,8 @@ fn a_descendant_without_session_and_environment_is_ended_with_its_tree() {
         let spec = system.spec("p", "env -i setsid sleep 1000 & exec sleep 2000");
         assert_eq!(system.operate("p", START, &spec).0, 0);
         until("the descendant was observed", || {
-            let store = std::fs::read(system.path("agent/agent.db-wal")).unwrap_or_default();
-            let observed = b"\"observed\":[{";
-            store.windows(observed.len()).any(|bytes| bytes == observed)
+            let rows = system.stored("proc/");
+            rows.iter().any(|row| row.contains("\"observed\":[{"))
         });
         let main = system.pid("p").expect("a pid");
         let apart = [Some(main), system.pid("other")];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::server::{Lines, Server};
-use crate::support::{abide, stderr, stdout};
+use crate::support::{abide, keys, stderr, stdout};
 
 const APPS: &str =
     "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
@@ -301,7 +301,8 @@ fn leases_of_a_state_folder_are_listed_and_reset() {
     runtime.block_on(async {
         use abide::store::{AnyStore, Embedded, Holder, Store};
         let file = folder.path().join("state/state.db");
-        let store = AnyStore::here(Embedded::open(&file).expect("it opens"), "there");
+        let store = Embedded::open_keyed(&file, &keys(folder.path())).expect("it opens");
+        let store = AnyStore::here(store, "there");
         let minute = Duration::from_secs(60);
         let holder = Holder { host: "elsewhere".into(), ..Holder::this("x") };
         store.take_lease("writer/team", &holder, minute).await.expect("taken");

@@ -133,7 +133,7 @@ impl Fleet {
     }
 }
 
-fn write_server_files(folder: &Path) {
+pub fn write_server_files(folder: &Path) {
     let authority = Authority::new("server CA");
     let own = authority.sign("127.0.0.1");
     for (name, text) in

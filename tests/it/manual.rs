@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::dialects::{Daemon, Fleet};
 use crate::fixtures::machine::Machine;
+use crate::support::keys;
 use crate::system::is_alive;
 
 fn sorted(fleet: &Fleet) -> Vec<String> {
@@ -83,7 +84,8 @@ fn a_run_with_unknown_outcome_is_resolved_manually() {
     fleet.well("it runs", &[]);
     // The state after a run that died with its start in flight.
     tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-        let store = Embedded::open(&fleet.path(".abide-home/state/state.db")).expect("a store");
+        let store = Embedded::open_keyed(&fleet.path(".abide-home/state/state.db"), &keys(&fleet.path(".")))
+            .expect("a store");
         let all = store.range("at/it/ledger/", None, 10).await.expect("entries").entries;
         let mut entry: Value = serde_json::from_slice(&all[0].value).expect("an entry");
         entry["ran"] = Value::Null;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::dialects::{Daemon, Fleet};
 use crate::server::Server;
-use crate::support::{command, stderr, until};
+use crate::support::{command, key_file, stderr, until};
 use crate::system::{APPS, is_alive};
 
 #[test]
@@ -134,7 +134,8 @@ fn targets_that_share_a_state_folder_are_isolated() {
     let apply = |fleet: &Fleet, target: &str, dies: &str| {
         let args = ["apply", "m", "--yes", "--owner", "team", "--target", target, at[0], at[1]];
         let mut command = command(&args, fleet.system.folder.path());
-        command.env("IT_SECRET", "s3cret").stdin(Stdio::null());
+        command.env("IT_SECRET", "s3cret").env("ABIDE_KEY_FILE", key_file(one.system.folder.path()));
+        command.stdin(Stdio::null());
         if !dies.is_empty() {
             command.env("ABIDE_DIE_AFTER", dies);
         }

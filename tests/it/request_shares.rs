@@ -11,7 +11,7 @@ use crate::fixtures::workspace::Workspace;
 use crate::listeners::{AUTH, GSE, SOON, Site};
 use crate::serve::Gateway;
 use crate::server::Server;
-use crate::support::until;
+use crate::support::{keys, until};
 use crate::system::System;
 
 const TELL: &str = "/api/abide/v1/agent/tell?session=none";
@@ -142,7 +142,7 @@ fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
     assert!(peak < 256 << 10, "{peak} kB for 640 MB of reports");
     drop(gateway);
     let left = crate::store::run(async {
-        let store = Embedded::open(&data.join("store.db")).expect("a store");
+        let store = Embedded::open_keyed(&data.join("store.db"), &keys(folder.path())).expect("a store");
         let page = store.range("live/", None, 1000).await.expect("entries");
         page.entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>()
     });

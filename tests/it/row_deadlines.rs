@@ -13,7 +13,7 @@ use crate::cutting_proxy::{Direction, Fate, Message, Proxy, Rule};
 use crate::fixtures::manifest::Manifest;
 use crate::fixtures::workspace::Workspace;
 use crate::server::{Lines, Server};
-use crate::support::{command, stderr, stdout, until};
+use crate::support::{command, keys, stderr, stdout, until};
 use crate::system::{APPS, System, is_alive, lines};
 
 const HOST: &str = "0:127.0.0.1";
@@ -233,7 +233,10 @@ fn records(system: &System) -> usize {
     for name in ["agent.db", "agent.db-wal"] {
         let _ = std::fs::copy(system.path("agent").join(name), copy.path().join(name));
     }
-    let Ok(store) = Embedded::open(&copy.path().join("agent.db")) else { return usize::MAX };
+    let Ok(store) = Embedded::open_as_found(&copy.path().join("agent.db"), &keys(system.folder.path()))
+    else {
+        return usize::MAX;
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let page = runtime.block_on(store.range("ran/", None, usize::MAX)).expect("a page");
     page.entries.len()

@@ -436,7 +436,7 @@ fn a_revoked_permission_closes_its_streams() {
 #[test]
 fn a_damaged_entry_is_detected_and_a_clean_stop_leaves_one_file() {
     let folder = Workspace::new();
-    let mut gateway = Gateway::start(folder.path(), &[]);
+    let mut gateway = Gateway::start(folder.path(), &["--key-file", "none"]);
     for n in 0..50 {
         gateway.server.gse("register_proc_info", body(&format!("p{n}"), "10.0.0.1"));
     }
@@ -454,10 +454,11 @@ fn a_damaged_entry_is_detected_and_a_clean_stop_leaves_one_file() {
     places.into_iter().for_each(|at| bad[at] ^= 1);
     std::fs::write(&file, bad).expect("a file");
     let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
+    let args = [&args[..], &["--key-file", "none"]].concat();
     let output = abide(&args, folder.path(), b"");
     assert!(output.status.code() == Some(1) && stderr(&output).contains("is damaged"), "{}", stderr(&output));
     std::fs::write(&file, good).expect("a file");
-    let gateway = Gateway::start(folder.path(), &[]);
+    let gateway = Gateway::start(folder.path(), &["--key-file", "none"]);
     let page = gateway.server.gse("sync_proc_status", json!({"meta": {"namespace": "web"}}));
     assert_eq!(page["data"]["count"], 50);
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use abide::store::{Change, Embedded, Holder, LeaseAttempt, Outcome, Reset, Store, Txn, Write, lease};
+use abide::store::{
+    Change, Embedded, Holder, KeySource, LeaseAttempt, Outcome, Reset, Store, Txn, Write, lease,
+};
 
 /// Runs a future to its end.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
@@ -33,8 +35,18 @@ macro_rules! every_engine {
             $(#[test]
             fn $claim() {
                 let folder = super::folder();
-                let store = super::Embedded::open_alone(&folder.path().join("store.db")).expect("it opens");
+                let file = folder.path().join("store.db");
+                let store = super::Embedded::open_alone(&file, &super::KeySource::None).expect("it opens");
                 super::run(super::$claim(store));
+            })*
+        }
+        mod in_an_encrypted_file {
+            $(#[test]
+            fn $claim() {
+                let folder = super::folder();
+                let keys = super::KeySource::File(folder.path().join("key"));
+                let store = super::Embedded::open_keyed(&folder.path().join("store.db"), &keys);
+                super::run(super::$claim(store.expect("it opens")));
             })*
         }
     };

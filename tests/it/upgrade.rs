@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
 use crate::fixtures::workspace::Workspace;
-use crate::support::{project, stderr, stdout, until};
+use crate::support::{key_file, project, stderr, stdout, until};
 use crate::system::{is_alive, lines, parent_of, whoami};
 
 /// Where the fixtures were made.
@@ -247,6 +247,7 @@ fn new() -> PathBuf {
 fn command(program: &Path, args: &[&str], here: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(here).env("ABIDE_HOME", here.join(".abide-home"));
+    command.env("ABIDE_KEY_FILE", key_file(here));
     command.env_remove("ABIDE_OLD").env_remove("ABIDE_TEST_ALL").stdin(Stdio::null());
     command
 }

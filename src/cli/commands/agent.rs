@@ -12,6 +12,7 @@ use crate::agent::{
 };
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::commands::serve::{Signals, private_file, private_folder};
+use crate::cli::key_file::KeyFileArgs;
 use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::systemd::Systemd;
 use crate::cli::target::runtime;
@@ -49,6 +50,8 @@ pub struct AgentArgs {
     /// Seconds between samples of cpu, memory, descriptors and threads of a process
     #[arg(long, env = "ABIDE_SAMPLE_SECS", value_name = "N", default_value_t = SAMPLE_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub sample_secs: u64,
+    #[command(flatten)]
+    pub keys: KeyFileArgs,
     #[command(flatten)]
     pub transport: AgentTransportArgs,
     /// Host policy: allowed users, namespaces, paths and probe targets of processes [default: /etc/abide/agent.yaml, if it exists]
@@ -140,6 +143,7 @@ async fn run_until_stopped(args: &AgentArgs, join: &str, printer: &Printer) -> R
     let mut signals = Signals::listen()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     policy.log();
+    let keys = args.keys.source(&args.data)?;
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
     // The session waits for a missing token file, as it does for an unreachable gateway.
@@ -154,7 +158,7 @@ async fn run_until_stopped(args: &AgentArgs, join: &str, printer: &Printer) -> R
         sample: Duration::from_secs(args.sample_secs),
     };
     let supervisor = tokio::select! {
-        opened = Supervisor::open(&args.data, intervals, policy, reports) => {
+        opened = Supervisor::open(&args.data, &keys, intervals, policy, reports) => {
             opened.map_err(|error| failed(error.to_string()))?
         }
         exit = signals.shutdown_signal() => return Ok(exit),
@@ -181,7 +185,7 @@ async fn run_until_stopped(args: &AgentArgs, join: &str, printer: &Printer) -> R
         exit = signals.shutdown_signal() => {
             systemd.stopping();
             let _ = stop.send(true);
-            if let Ok((running, supervised)) = left_running(&args.data).await
+            if let Ok((running, supervised)) = left_running(&args.data, &keys).await
                 && running > 0
             {
                 printer.info(&format!(
@@ -208,8 +212,9 @@ fn check_policy(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
             _ => failed(format!("cannot read agent.db in folder {folder}: {error}")),
         });
     }
+    let keys = args.keys.source(&args.data)?;
     let refused = runtime()?
-        .block_on(refused_instances(&args.data, &policy))
+        .block_on(refused_instances(&args.data, &keys, &policy))
         .map_err(|error| failed(format!("cannot check {}: {error}", args.data.display())))?;
     match args.output {
         PlainForm::Json => {

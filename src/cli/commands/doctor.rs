@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
 use crate::backend::{AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
+use crate::cli::key_file::KeyFileArgs;
 use crate::cli::local::Home;
 use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::access::FORBIDDEN_HINT;
@@ -115,7 +116,12 @@ fn host_policy(home: &Home) -> Vec<Finding> {
     if !folder.join("agent.db").is_file() {
         return Vec::new();
     }
-    let refused = match runtime().map(|runtime| runtime.block_on(refused_instances(&folder, &policy))) {
+    let keys = match KeyFileArgs::from_env().source(&home.path(".")) {
+        Ok(keys) => keys,
+        Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
+    };
+    let refused = match runtime().map(|runtime| runtime.block_on(refused_instances(&folder, &keys, &policy)))
+    {
         Ok(Ok(refused)) => refused,
         Ok(Err(error)) => {
             return vec![Finding::Warning(

@@ -13,6 +13,7 @@ use tracing::info;
 
 use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::fleet_ca::FleetArgs;
+use crate::cli::key_file::KeyFileArgs;
 use crate::cli::output::print::Printer;
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
@@ -56,6 +57,8 @@ pub struct ServeArgs {
     /// Secrets then cross the network in plain text.
     #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
     pub insecure_listen: bool,
+    #[command(flatten)]
+    pub keys: KeyFileArgs,
     #[command(flatten)]
     pub fleet: FleetArgs,
     #[command(flatten)]
@@ -127,7 +130,7 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
             tokens.map_err(|error| failed(chain(&error)))?
         }
     };
-    let store = open_store(&args.data)?;
+    let store = open_store(&args.data, &args.keys)?;
     // Creates the CA whose certificate the TLS configuration reads.
     let trust = args.fleet.trust(&store).await?;
     let client_ca = args.fleet.client_ca_file();
@@ -248,14 +251,19 @@ impl RunningGateway {
 }
 
 /// Opens the store of a folder. No other user may read it: it holds specs, with their secrets.
-pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
+pub fn open_store(folder: &Path, keys: &KeyFileArgs) -> Result<Embedded, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();
+    let keys = keys.source(folder)?;
     private_folder(folder)?;
     let file = folder.join("store.db");
     private_file(&file)?;
-    let store = Embedded::open_alone_trimmed(&file, &excess_reports).map_err(|error| match error {
-        Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
+    let store = Embedded::open_alone_trimmed(&file, &keys, &excess_reports).map_err(|error| match error {
+        Error::Corrupt { .. }
+        | Error::TooNew { .. }
+        | Error::InUse { .. }
+        | Error::KeyMissing { .. }
+        | Error::KeyFile(_) => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;
     close_to_others(folder, &["store.db", "store.db-wal", "store.db-shm"])

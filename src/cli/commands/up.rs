@@ -17,6 +17,7 @@ use crate::cli::commands::plan::owner::owner as resolve_owner;
 use crate::cli::commands::serve::{RunningGateway, Signals, open_store};
 use crate::cli::commands::watch as watch_over;
 use crate::cli::commands::watch::source::WatchSource;
+use crate::cli::key_file::KeyFileArgs;
 use crate::cli::local::{APP, Home, ServerLock};
 use crate::cli::output::print::{Printer, count};
 use crate::cli::status_server::{Notifiers, NotifyArgs, default_access};
@@ -32,7 +33,7 @@ use crate::gateway::{FleetTrust, Gateway};
 use crate::http::{ClientConfig, Reloadable, bind};
 use crate::manifest;
 use crate::model::HostKey;
-use crate::store::Embedded;
+use crate::store::{Embedded, KeySource};
 
 /// Run the local system: a gateway and an agent in the foreground
 ///
@@ -62,6 +63,8 @@ pub struct UpArgs {
     /// Policy for the manifests: allowed namespaces, hosts, users and paths, and budgets. No manifest can widen it
     #[arg(long, env = "ABIDE_POLICY", value_name = "FILE")]
     pub manifest_policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub keys: KeyFileArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
@@ -102,7 +105,9 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let authenticator = local_authenticator(&home)?;
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
-    let store = open_store(&home.path("gateway"))?;
+    // The whole folder is the data of the local system.
+    let keys = args.keys.source(&home.path("."))?;
+    let store = open_store(&home.path("gateway"), &args.keys)?;
     let from = WatchSource::Paths { paths: args.paths.clone(), only_poll: false };
     let notifiers = match args.paths.is_empty() {
         true => None,
@@ -128,7 +133,8 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let url = format!("http://{}", gateway.address);
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     home.add_served_hosts(&hosts)?;
-    let agent = LocalAgent::start(&home, &url, hosts, Duration::from_secs(args.check_secs), policy).await?;
+    let intervals = AgentIntervals::with_checks(Duration::from_secs(args.check_secs));
+    let agent = LocalAgent::start(&home, (&url, hosts), &keys, intervals, policy).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
     let systemd = Systemd::from_env();
@@ -269,9 +275,9 @@ struct LocalAgent {
 impl LocalAgent {
     async fn start(
         home: &Home,
-        url: &str,
-        hosts: Vec<HostKey>,
-        check_interval: Duration,
+        (url, hosts): (&str, Vec<HostKey>),
+        keys: &KeySource,
+        intervals: AgentIntervals,
         policy: HostPolicy,
     ) -> Result<LocalAgent, Failure> {
         let failed = |why: String| Failure::new(Exit::Failed, why);
@@ -279,10 +285,9 @@ impl LocalAgent {
         crate::cli::commands::serve::private_folder(&folder)?;
         crate::cli::commands::serve::private_file(&folder.join("agent.db"))?;
         let (reports, outgoing) = mpsc::unbounded_channel();
-        let supervisor =
-            Supervisor::open(&folder, AgentIntervals::with_checks(check_interval), policy, reports)
-                .await
-                .map_err(|error| failed(error.to_string()))?;
+        let supervisor = Supervisor::open(&folder, keys, intervals, policy, reports)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
         let joining = JoinConfig {
             url: url.to_owned(),
             token_file: Some(home.path("token")),

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use self::config::{Entry, unusable};
 use super::commands::serve::private_folder;
+use super::key_file::KeyFileArgs;
 use super::local::Home;
 use super::{Exit, Failure};
 use crate::backend::{Abide, AnyBackend};
@@ -38,6 +39,8 @@ pub struct TargetArgs {
     /// [default: the target itself if it is an Abide gateway, else $ABIDE_HOME/state]
     #[arg(long, value_name = "DIR|URL", env = "ABIDE_STATE")]
     pub state: Option<String>,
+    #[command(flatten)]
+    pub keys: KeyFileArgs,
 }
 
 /// Whether to start the local system if it is not running.
@@ -50,7 +53,7 @@ pub enum LocalStart {
 impl TargetArgs {
     /// The local system, without flags and variables.
     pub fn local() -> TargetArgs {
-        TargetArgs { target: "local".to_owned(), config: None, state: None }
+        TargetArgs { target: "local".to_owned(), config: None, state: None, keys: KeyFileArgs::default() }
     }
 
     /// The target's capabilities. Fails if the target is not defined.
@@ -145,8 +148,9 @@ impl TargetArgs {
                 Failure::new(Exit::Failed, format!("cannot create folder {}: {error}", parent.display()))
             })?;
         }
+        let keys = self.keys.source(&folder)?;
         private_folder(&folder)?;
-        let opened = Embedded::open(&folder.join("state.db"));
+        let opened = Embedded::open_keyed(&folder.join("state.db"), &keys);
         opened
             .map(|state| AnyStore::here(state, &self.target))
             .map_err(|error| Failure::new(Exit::Failed, error.to_string()))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rusqlite::Connection;
 
 use super::file::{Fault, data_version, last_number, logged, number, sum};
+use super::seal::Sealer;
 use crate::store::{Change, Entry, Seq};
 
 /// All entries, in memory.
@@ -21,7 +22,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn load(&mut self, connection: &Connection) -> Result<(), Fault> {
+    pub(super) fn load(&mut self, connection: &Connection, sealer: &Sealer) -> Result<(), Fault> {
         self.data_version = data_version(connection)?;
         self.last = last_number(connection)?;
         let mut rows = connection.prepare("SELECT key, value, changed, sum FROM entry")?;
@@ -30,11 +31,12 @@ impl Cache {
         self.folders.clear();
         while let Some(row) = rows.next()? {
             let key: Arc<str> = row.get::<_, String>(0)?.into();
-            let value: Arc<[u8]> = row.get::<_, Vec<u8>>(1)?.into();
+            let stored: Vec<u8> = row.get(1)?;
             let changed = row.get(2)?;
-            if sum(&key, &value, changed) != row.get::<_, i64>(3)? {
+            if sum(&key, &stored, changed) != row.get::<_, i64>(3)? {
                 return Err(Fault::Entry(format!("the entry {key:?} has a wrong checksum")));
             }
+            let value = sealer.open(&key, changed, stored)?.into();
             let changed = number(changed);
             self.put(key, value, changed);
         }
@@ -42,10 +44,10 @@ impl Cache {
     }
 
     /// Applies the changes since the last one, or loads everything if the log no longer has them.
-    pub(super) fn catch_up(&mut self, connection: &Connection) -> Result<(), Fault> {
-        match logged(connection, "", self.last)? {
+    pub(super) fn catch_up(&mut self, connection: &Connection, sealer: &Sealer) -> Result<(), Fault> {
+        match logged(connection, sealer, "", self.last)? {
             Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
-            None => self.load(connection)?,
+            None => self.load(connection, sealer)?,
         }
         Ok(())
     }

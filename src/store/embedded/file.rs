@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use super::seal::Sealer;
 use crate::store::{Change, DiskError, Error, Seq};
 
 /// Number of changes that the log keeps.
@@ -15,15 +16,19 @@ pub(super) const KEPT: u64 = 100_000;
 const KEPT_BYTES: u64 = 128 << 20;
 /// Maximum bytes of a WAL that was checkpointed.
 const WAL_BYTES: i64 = 16 << 20;
-/// Format version of the file.
-const VERSION: i64 = 1;
+/// Format of a file: values in plain text.
+pub(super) const VERSION_PLAIN: i64 = 1;
+/// Format of a file: values are encrypted, and its free pages may hold older bytes.
+pub(super) const VERSION_UNSWEPT: i64 = 2;
+/// Format of a file: values are encrypted.
+pub(super) const VERSION_SEALED: i64 = 3;
 /// How long a writer waits for the write of another process.
 const BUSY: Duration = Duration::from_secs(10);
 
 pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // The specs contain secrets. The -wal and -shm files get the same mode.
+    // Specs contain secrets, and names are not encrypted. The -wal and -shm files get the same mode.
     let mut private = std::fs::File::options();
     let _ = private.write(true).create_new(true).mode(0o600).open(file);
     let open = || {
@@ -62,7 +67,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
         )
         .map_err(understood)?;
     match version {
-        VERSION => Ok(()),
+        VERSION_PLAIN | VERSION_UNSWEPT | VERSION_SEALED => Ok(()),
         0 if foreign == 0 => connection
             .execute_batch(&format!(
                 "BEGIN IMMEDIATE;
@@ -71,7 +76,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
                      WITHOUT ROWID;
                  CREATE TABLE IF NOT EXISTS log (number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB, sum INTEGER NOT NULL);
                  CREATE INDEX IF NOT EXISTS log_number ON log (number);
-                 PRAGMA user_version = {VERSION};
+                 PRAGMA user_version = {VERSION_PLAIN};
                  COMMIT;"
             ))
             .map_err(understood),
@@ -83,6 +88,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
 /// Changes after a number, in order; `None`: some of them are compacted.
 pub(super) fn logged(
     connection: &Connection,
+    sealer: &Sealer,
     prefix: &str,
     after: Seq,
 ) -> Result<Option<Vec<Change>>, Fault> {
@@ -103,6 +109,12 @@ pub(super) fn logged(
             if written != row.get::<_, i64>(3)? {
                 return Err(Fault::Entry(format!("change {at} of {key:?} has a wrong checksum")));
             }
+            let value = match value.map(|value| sealer.open(&key, at, value)).transpose() {
+                Ok(value) => value,
+                // A change from before a change of keys: the reader reads all entries again.
+                Err(Fault::Key(_)) => return Ok(None),
+                Err(fault) => return Err(fault),
+            };
             changes.push(Change { number: number(at), key: key.into(), value: value.map(Arc::from) });
         }
     }
@@ -146,6 +158,8 @@ pub(super) enum Fault {
     Sqlite(rusqlite::Error),
     /// An entry is damaged.
     Entry(String),
+    /// The key of an entry is missing.
+    Key(String),
 }
 
 impl From<rusqlite::Error> for Fault {
@@ -165,6 +179,7 @@ impl Fault {
         match self {
             Fault::Sqlite(error) => understand(error, file),
             Fault::Entry(what) => Error::Corrupt { file: file.display().to_string(), what },
+            Fault::Key(keys) => Error::KeyMissing { file: file.display().to_string(), keys },
         }
     }
 }

@@ -13,6 +13,8 @@
 mod cache;
 mod file;
 mod high_water_mark;
+mod seal;
+mod sweep;
 mod writer;
 
 use std::ops::Bound;
@@ -26,9 +28,11 @@ use tokio::sync::{oneshot, watch};
 use self::cache::{Cache, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
+use self::seal::Sealer;
+use self::sweep::FileFormat;
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
-use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
+use super::{Change, Entry, Error, KeySource, Outcome, Page, Seq, Store, Txn, keys};
 
 /// How often a waiting reader checks for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -47,6 +51,7 @@ pub struct Embedded {
 struct Shared {
     file: PathBuf,
     cache: RwLock<Cache>,
+    sealer: Arc<Sealer>,
     /// Connection that reads the writes of other processes.
     reader: Mutex<Connection>,
     writer: mpsc::Sender<Job>,
@@ -57,45 +62,59 @@ struct Shared {
 }
 
 impl Embedded {
-    /// Opens or creates the file. A damaged file, or one of a newer Abide, is refused.
+    /// Opens or creates a file without encryption. A damaged file, an encrypted one, or one of a newer Abide, is refused.
     pub fn open(file: &Path) -> Result<Embedded, Error> {
-        Embedded::open_as(file, None, None)
+        Embedded::open_keyed(file, &KeySource::None)
+    }
+
+    /// Opens or creates the file, and encrypts its values if they are not.
+    pub fn open_keyed(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
+        Embedded::open_as(file, OpenMode { keys, rewrite: true, ..OpenMode::default() })
+    }
+
+    /// Opens the file and leaves its format as it is: another process may have it open.
+    pub fn open_as_found(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
+        Embedded::open_as(file, OpenMode { keys, ..OpenMode::default() })
     }
 
     /// Opens the file exclusively: other processes are refused while it is open, and reads do not access the file.
-    pub fn open_alone(file: &Path) -> Result<Embedded, Error> {
-        Embedded::open_as(file, Some(exclusive_lock(file)?), None)
+    pub fn open_alone(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
+        let exclusive_lock = Some(exclusive_lock(file)?);
+        Embedded::open_as(file, OpenMode { keys, rewrite: true, exclusive_lock, trim: None })
     }
 
     /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
-    pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
-        Embedded::open_as(file, Some(exclusive_lock(file)?), Some(trim))
+    pub fn open_alone_trimmed(file: &Path, keys: &KeySource, trim: Trim<'_>) -> Result<Embedded, Error> {
+        let exclusive_lock = Some(exclusive_lock(file)?);
+        Embedded::open_as(file, OpenMode { keys, rewrite: true, exclusive_lock, trim: Some(trim) })
     }
 
-    fn open_as(
-        file: &Path,
-        exclusive_lock: Option<std::fs::File>,
-        trim: Option<Trim<'_>>,
-    ) -> Result<Embedded, Error> {
+    fn open_as(file: &Path, mode: OpenMode<'_>) -> Result<Embedded, Error> {
         let (mark, marked) = HighWaterMark::open(file);
         let mut connection = connect(file)?;
         prepare(&connection, file)?;
-        if let Some(trim) = trim {
-            delete_excess(&mut connection, trim).map_err(|error| understand(error, file))?;
+        let format = FileFormat::read(&connection, file, mode.keys, mode.rewrite)?;
+        if let Some(trim) = mode.trim {
+            delete_excess(&mut connection, &format.sealer, trim).map_err(|fault| fault.understand(file))?;
         }
+        let sealer = Arc::new(match mode.rewrite {
+            true => format.rewritten(&mut connection, file)?,
+            false => format.sealer,
+        });
         let reader = connect(file)?;
         let mut cache = Cache::default();
-        cache.load(&reader).map_err(|fault| fault.understand(file))?;
+        cache.load(&reader, &sealer).map_err(|fault| fault.understand(file))?;
         high_water_mark::check(file, marked, cache.last)?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(cache.last);
         let shared = Arc::new(Shared {
             file: file.to_owned(),
             cache: RwLock::new(cache),
+            sealer: Arc::clone(&sealer),
             reader: Mutex::new(reader),
             writer,
             last,
-            exclusive_lock,
+            exclusive_lock: mode.exclusive_lock,
         });
         let weak = Arc::downgrade(&shared);
         let own = file.to_owned();
@@ -105,6 +124,7 @@ impl Embedded {
                 Writer {
                     connection,
                     file: own,
+                    sealer,
                     mark,
                     commits: 0,
                     uncompacted_bytes: 0,
@@ -129,6 +149,21 @@ impl Embedded {
         let job = Job::Lease { name: keys::lease(name), request, reply };
         self.shared.writer.send(job).map_err(|_| Error::Closed)?;
         result.await.map_err(|_| Error::Closed)?
+    }
+}
+
+/// How a file is opened.
+struct OpenMode<'a> {
+    keys: &'a KeySource,
+    /// Whether values are rewritten as the keys want them.
+    rewrite: bool,
+    exclusive_lock: Option<std::fs::File>,
+    trim: Option<Trim<'a>>,
+}
+
+impl Default for OpenMode<'_> {
+    fn default() -> Self {
+        OpenMode { keys: &KeySource::None, rewrite: false, exclusive_lock: None, trim: None }
     }
 }
 
@@ -164,7 +199,7 @@ impl Shared {
             return Ok(());
         }
         let mut cache = self.cache.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        cache.catch_up(&reader).map_err(|fault| fault.understand(&self.file))?;
+        cache.catch_up(&reader, &self.sealer).map_err(|fault| fault.understand(&self.file))?;
         cache.data_version = version;
         self.last.send_if_modified(|last| std::mem::replace(last, cache.last) != cache.last);
         Ok(())
@@ -227,7 +262,8 @@ impl Store for Embedded {
             self.shared.refresh()?;
             let found = {
                 let reader = lock(&self.shared.reader);
-                logged(&reader, prefix, after).map_err(|fault| fault.understand(&self.shared.file))?
+                logged(&reader, &self.shared.sealer, prefix, after)
+                    .map_err(|fault| fault.understand(&self.shared.file))?
             };
             match found {
                 None => return Err(Error::Compacted),

@@ -1,14 +1,15 @@
 //! Writer thread: commits all queued jobs together, updates the cache, then replies.
 
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
-use super::file::{compact, gone, last_number, number, signed, sum, understand};
+use super::file::{Fault, compact, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
+use super::seal::Sealer;
 use super::{Shared, Trim};
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
@@ -55,6 +56,7 @@ pub(super) enum LeaseReply {
 pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: PathBuf,
+    pub(super) sealer: Arc<Sealer>,
     pub(super) mark: HighWaterMark,
     /// Commits since the last checkpoint.
     pub(super) commits: u32,
@@ -121,24 +123,25 @@ impl Writer {
                 }
             }
             Err(error) => {
-                let error = understand(error, &self.file);
+                let error = error.understand(&self.file);
                 queued.into_iter().for_each(|job| job.reply(Err(error.clone())));
             }
         }
     }
 
-    fn commit(&mut self, queued: &[Job]) -> rusqlite::Result<(Vec<Reply>, Vec<Change>)> {
+    fn commit(&mut self, queued: &[Job]) -> Result<(Vec<Reply>, Vec<Change>), Fault> {
         let file = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let mut last = last_number(&file)?;
         let first = last;
         let mut changes = Vec::new();
+        let sealer = &self.sealer;
         let mut replies = Vec::new();
         for job in queued {
             let reply = match job {
-                Job::Txn(txn, _) => Reply::Txn(apply(&file, txn, &mut last, &mut changes)?),
+                Job::Txn(txn, _) => Reply::Txn(apply(&file, sealer, txn, &mut last, &mut changes)?),
                 Job::Settle(_) => continue,
                 Job::Lease { name, request, .. } => {
-                    Reply::Lease(lease(&file, name, request, &mut last, &mut changes)?)
+                    Reply::Lease(lease(&file, sealer, name, request, &mut last, &mut changes)?)
                 }
             };
             replies.push(reply);
@@ -169,7 +172,7 @@ impl Writer {
         let follows = changes.first().is_some_and(|change| change.number == cache.last + 1);
         if follows {
             changes.into_iter().for_each(|change| cache.apply(change));
-        } else if cache.catch_up(&self.connection).is_err() {
+        } else if cache.catch_up(&self.connection, &self.sealer).is_err() {
             // Forces the next reader to catch up.
             cache.data_version = -1;
         }
@@ -199,7 +202,11 @@ impl Job {
 }
 
 /// Deletes the entries that `trim` chooses, as a logged change. Reads no value.
-pub(super) fn delete_excess(connection: &mut Connection, trim: Trim<'_>) -> rusqlite::Result<()> {
+pub(super) fn delete_excess(
+    connection: &mut Connection,
+    sealer: &Sealer,
+    trim: Trim<'_>,
+) -> Result<(), Fault> {
     let file = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let keys = {
         let mut sizes = file.prepare("SELECT key, length(value) FROM entry")?;
@@ -212,18 +219,19 @@ pub(super) fn delete_excess(connection: &mut Connection, trim: Trim<'_>) -> rusq
     }
     let deletes = keys.into_iter().map(Write::Delete).collect();
     let mut last = last_number(&file)?;
-    apply(&file, &Txn { compares: Vec::new(), writes: deletes }, &mut last, &mut Vec::new())?;
+    apply(&file, sealer, &Txn { compares: Vec::new(), writes: deletes }, &mut last, &mut Vec::new())?;
     compact(&file, last)?;
-    file.commit()
+    Ok(file.commit()?)
 }
 
 /// One transaction within a commit.
 fn apply(
     file: &Connection,
+    sealer: &Sealer,
     txn: &Txn,
     last: &mut Seq,
     changes: &mut Vec<Change>,
-) -> rusqlite::Result<Outcome> {
+) -> Result<Outcome, Fault> {
     for Compare { key, mod_seq } in &txn.compares {
         let mut row = file.prepare_cached("SELECT changed FROM entry WHERE key = ?1")?;
         let now: Option<i64> = row.query_row([key], |row| row.get(0)).optional()?;
@@ -236,21 +244,22 @@ fn apply(
     }
     *last += 1;
     for write in &txn.writes {
-        let (key, value, sum) = match write {
+        let (key, value, stored, sum) = match write {
             Write::Put(key, value) => {
                 let put = "INSERT INTO entry (key, value, changed, sum) VALUES (?1, ?2, ?3, ?4)
                            ON CONFLICT (key) DO UPDATE SET value = ?2, changed = ?3, sum = ?4";
-                let sum = sum(key, value, signed(*last));
-                file.prepare_cached(put)?.execute(params![key, value, signed(*last), sum])?;
-                (key, Some(value), sum)
+                let stored = sealer.seal(key, signed(*last), value)?;
+                let sum = sum(key, &stored, signed(*last));
+                file.prepare_cached(put)?.execute(params![key, stored, signed(*last), sum])?;
+                (key, Some(value), Some(stored), sum)
             }
             Write::Delete(key) => {
                 file.prepare_cached("DELETE FROM entry WHERE key = ?1")?.execute([key])?;
-                (key, None, gone(key, signed(*last)))
+                (key, None, None, gone(key, signed(*last)))
             }
         };
         file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![signed(*last), key, value, sum])?;
+            .execute(params![signed(*last), key, stored, sum])?;
         let value = value.map(|value| value.as_slice().into());
         changes.push(Change { number: *last, key: key.as_str().into(), value });
     }
@@ -260,13 +269,19 @@ fn apply(
 /// Applies a lease request. A lease is an entry; the decision is made inside the write transaction.
 fn lease(
     file: &Connection,
+    sealer: &Sealer,
     key: &str,
     request: &LeaseRequest,
     last: &mut Seq,
     changes: &mut Vec<Change>,
-) -> rusqlite::Result<Result<LeaseReply, Error>> {
-    let mut row = file.prepare_cached("SELECT value FROM entry WHERE key = ?1")?;
-    let value: Option<Vec<u8>> = row.query_row([key], |row| row.get(0)).optional()?;
+) -> Result<Result<LeaseReply, Error>, Fault> {
+    let mut row = file.prepare_cached("SELECT value, changed FROM entry WHERE key = ?1")?;
+    let stored = row.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let value = match stored.map(|(stored, changed)| sealer.open(key, changed, stored)).transpose() {
+        // Jobs of other callers are in the same commit.
+        Err(Fault::Entry(_) | Fault::Key(_)) => Some(Vec::new()),
+        opened => opened?,
+    };
     let record: Option<Record> = match value.map(|value| decode(key, &value)).transpose() {
         Ok(record) => record,
         // An administrator may replace a record that cannot be read.
@@ -318,7 +333,7 @@ fn lease(
     };
     if let Some(next) = next {
         let value = serde_json::to_vec(&next).unwrap_or_default();
-        apply(file, &Txn::put(key, value), last, changes)?;
+        apply(file, sealer, &Txn::put(key, value), last, changes)?;
     }
     Ok(Ok(reply))
 }

@@ -1,0 +1,531 @@
+//! Secret canary: unique secrets go through an end-to-end run, and no output, log, file or answer has one of them.
+//!
+//! A gateway with TLS, an agent with a join token, a controller that follows a git repository with credentials, and every
+//! verb, with `-vv`. A secret is allowed in the file that the user wrote it to, and in the environment of its process.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::apply::KillOnDrop;
+use crate::fixtures::machine::start_logged;
+use crate::fixtures::manifest::Manifest;
+use crate::fixtures::workspace::Workspace;
+use crate::http::{Answer, Request};
+use crate::joining::write_server_files;
+use crate::serve::Gateway;
+use crate::support::{command, needs, stderr, stdout, until};
+use crate::system::{kill, processes, whoami};
+
+const HOST: &str = "0:127.0.0.1";
+/// Files and folders that the user wrote secrets to: inputs, not outputs.
+const INPUTS: [&str; 9] = [
+    "apps.yaml",
+    "abide.yaml",
+    "secret",
+    "reader-secret",
+    "join",
+    "env-file",
+    "m",
+    "repository",
+    ".abide-key",
+];
+
+/// The secrets of one run.
+struct Canaries(Vec<(&'static str, String)>);
+
+impl Canaries {
+    fn new() -> Canaries {
+        let names = ["env", "next-env", "git-env", "env-file", "app", "reader", "git"];
+        Canaries(names.map(|name| (name, format!("canary-{name}-{:024x}", fastrand::u128(..) >> 32))).into())
+    }
+
+    fn get(&self, name: &str) -> &str {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str()).expect("a canary")
+    }
+
+    /// The names of the secrets in some bytes, in plain text, base64 or hexadecimal digits.
+    fn found_in(&self, bytes: &[u8]) -> Vec<&'static str> {
+        use base64::Engine;
+        let text = String::from_utf8_lossy(bytes);
+        let has = |part: &str| text.contains(part);
+        let mut found: Vec<&'static str> = Vec::new();
+        for (name, value) in &self.0 {
+            let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
+            // At each offset, without the characters that depend on neighbours.
+            let encoded = (0..3).map(|skip| {
+                let text = base64::engine::general_purpose::STANDARD.encode(&value.as_bytes()[skip..]);
+                text[..text.len() - 6].to_owned()
+            });
+            if has(value) || has(&hex) || encoded.into_iter().any(|part| has(&part)) {
+                found.push(*name);
+            }
+        }
+        found
+    }
+}
+
+/// A run, and the places where a secret was found.
+struct Run {
+    folder: Workspace,
+    gateway: Option<Gateway>,
+    canaries: Canaries,
+    leaks: Vec<String>,
+}
+
+impl Run {
+    fn new() -> Run {
+        let folder = Workspace::new();
+        let canaries = Canaries::new();
+        write_server_files(folder.path());
+        let apps = format!(
+            "apps:\n  - {{code: all, secret: {}}}\n  - {{code: reader, secret: {}, role: read}}\n",
+            canaries.get("app"),
+            canaries.get("reader")
+        );
+        std::fs::write(folder.path().join("apps.yaml"), apps).expect("a file");
+        for (file, name) in [("secret", "app"), ("reader-secret", "reader"), ("env-file", "env-file")] {
+            std::fs::write(folder.path().join(file), format!("{}\n", canaries.get(name))).expect("a file");
+        }
+        std::fs::create_dir(folder.path().join("m")).expect("a folder");
+        let mut run = Run { folder, gateway: None, canaries, leaks: Vec::new() };
+        run.start_gateway();
+        run
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start_gateway(&mut self) {
+        let tls = ["-vv", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--ca-dir", "ca"];
+        let gateway = Gateway::start(self.folder.path(), &tls);
+        let target = |name: &str, app: &str, file: &str| {
+            format!(
+                "  {name}: {{url: '{}', dialect: abide, ca_file: server-ca.pem, ca_only: true, auth: {{app_code: {app}, app_secret: {{file: {file}}}}}}}\n",
+                gateway.url
+            )
+        };
+        let (all, reader) = (target("there", "all", "secret"), target("reader", "reader", "reader-secret"));
+        std::fs::write(self.path("abide.yaml"), format!("targets:\n{all}{reader}")).expect("a file");
+        self.gateway = Some(gateway);
+    }
+
+    fn start_agent(&self, log: &str) -> KillOnDrop {
+        let url = &self.gateway.as_ref().expect("a gateway").url;
+        let args =
+            ["-vv", "agent", "--join", url, "--data", "agent", "--token-file", "join", "--as-host", HOST];
+        let args = [&args[..], &["--ca-file", "server-ca.pem", "--ca-only"]].concat();
+        start_logged(&mut command(&args, self.folder.path()), &self.path(log))
+    }
+
+    fn check(&mut self, what: &str, bytes: &[u8]) {
+        let found = self.canaries.found_in(bytes);
+        if !found.is_empty() {
+            self.leaks.push(format!("{what}: {}", found.join(", ")));
+        }
+    }
+
+    /// Runs a verb and checks what it prints.
+    fn verb(&mut self, args: &[&str]) -> (i32, String, String) {
+        self.verb_at("there", args)
+    }
+
+    fn verb_at(&mut self, target: &str, args: &[&str]) -> (i32, String, String) {
+        let all = [&["-vv"], args, &["--target", target]].concat();
+        let output = command(&all, self.folder.path()).stdin(Stdio::null()).output().expect("it runs");
+        let (out, err) = (stdout(&output), stderr(&output));
+        self.check(&format!("abide {} ({target})", args.join(" ")), format!("{out}\n{err}").as_bytes());
+        (output.status.code().unwrap_or(-1), out, err)
+    }
+
+    /// Calls the gateway with an app's credentials, and checks the answer.
+    fn call(&mut self, app: &str, secret: &str, method: &str, path: &str, body: &str) -> String {
+        use base64::Engine;
+        let credentials = format!("{app}:{}", self.canaries.get(secret));
+        let credentials = base64::engine::general_purpose::STANDARD.encode(credentials);
+        let url = self.gateway.as_ref().expect("a gateway").url.clone();
+        let address = url.split("//").nth(1).expect("an address").parse().expect("an address");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Basic {credentials}\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = over_tls(address, &self.path("server-ca.pem"), request.as_bytes());
+        self.check(&format!("{method} {path} of app {app}"), answer.body.as_bytes());
+        assert_ne!(answer.status, 0, "{method} {path}");
+        answer.body
+    }
+
+    /// Checks every file of the folder that the user did not write.
+    fn check_files(&mut self, when: &str) {
+        let mut folders = vec![self.folder.path().to_owned()];
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let name = path.strip_prefix(self.folder.path()).expect("a part").to_path_buf();
+                if INPUTS.iter().any(|input| name == Path::new(input)) {
+                    continue;
+                }
+                match path.is_dir() {
+                    true => folders.push(path),
+                    false => files.push((name, path)),
+                }
+            }
+        }
+        let has = |name: &str| files.iter().any(|(file, _)| file.ends_with(name));
+        assert!(has("store.db") && has("agent.db") && has("watch.log"), "{files:?}");
+        for (name, path) in files {
+            let bytes = std::fs::read(path).unwrap_or_default();
+            self.check(&format!("file {} {when}", name.display()), &bytes);
+        }
+    }
+
+    /// Checks the command lines of all processes, and the environments of those that work in the folder.
+    fn check_processes(&mut self) {
+        for pid in processes() {
+            let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let line = read("cmdline");
+            let here = std::fs::read_link(format!("/proc/{pid}/cwd"))
+                .is_ok_and(|at| at.starts_with(self.folder.path()));
+            let shown = String::from_utf8_lossy(&line).replace('\0', " ");
+            self.check(&format!("command line of {pid}: {shown}"), &line);
+            // The process itself has its secrets; the controller has the variable that the user set.
+            if here && !shown.starts_with("sleep") && !shown.contains(" watch ") {
+                self.check(&format!("environment of {shown}"), &read("environ"));
+            }
+        }
+    }
+
+    fn write(&self, secret: &str) {
+        let text = manifest(self.folder.path(), "api", self.canaries.get(secret)).to_string();
+        std::fs::write(self.path("m/api.yaml"), text).expect("a file");
+    }
+
+    fn pid(&mut self, name: &str) -> Option<u32> {
+        let (_, text, _) = self.verb(&["get", "processes", "-o", "json"]);
+        let rows: Vec<Value> = serde_json::from_str(&text).ok()?;
+        rows.iter().find(|row| row["name"] == name).and_then(|row| row["pid"].as_u64()).map(|pid| pid as u32)
+    }
+
+    fn has_agent(&mut self) -> bool {
+        let (_, text, _) = self.verb(&["get", "hosts", "-o", "json"]);
+        let rows: Value = serde_json::from_str(&text).unwrap_or_default();
+        rows[0]["agent"] == true
+    }
+}
+
+fn manifest(here: &Path, name: &str, secret: &str) -> Manifest {
+    let file = here.join("env-file");
+    Manifest::local(name, here)
+        .identity("user", whoami())
+        .identity("log_path", here.join(format!("{name}.log")).display())
+        .start_cmd("echo started; exec sleep 1000")
+        .control("start_mode", "foreground")
+        .monitor("auto_type", 1)
+        .monitor("start_check_secs", 0)
+        .monitor("stop_check_secs", 5)
+        .spec(
+            "env",
+            &format!("{{TOKEN: {{value: {secret}, secret: true}}, PASS: {{file: {}}}}}", file.display()),
+        )
+}
+
+fn environment(pid: u32) -> String {
+    String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()).into_owned()
+}
+
+fn over_tls(address: SocketAddr, ca: &Path, request: &[u8]) -> Answer {
+    use rustls::pki_types::pem::PemObject;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(rustls::pki_types::CertificateDer::from_pem_file(ca).expect("a certificate")).expect("a root");
+    let config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+    let name = "127.0.0.1".try_into().expect("a name");
+    let connection = rustls::ClientConnection::new(Arc::new(config), name).expect("a client");
+    let socket = TcpStream::connect(address).expect("a connection");
+    socket.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    let mut stream = rustls::StreamOwned::new(connection, socket);
+    stream.write_all(request).expect("a request");
+    read_start(&mut stream)
+}
+
+/// An answer, or what a stream sends at first.
+fn read_start(stream: &mut impl Read) -> Answer {
+    struct Start<R>(R, Instant);
+    impl<R: Read> Read for Start<R> {
+        fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+            // An endless stream is cut off.
+            if self.1.elapsed() > Duration::from_secs(2) { Ok(0) } else { self.0.read(to) }
+        }
+    }
+    Answer::read(&mut Start(stream, Instant::now()))
+}
+
+/// A git server that wants credentials: `git http-backend` behind a listener.
+fn git_server(repository: &Path, credentials: &str) -> SocketAddr {
+    use base64::Engine;
+    let expected = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(credentials));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let root = repository.to_owned();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            stream.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
+            let Some(request) = Request::read(&mut stream) else { continue };
+            let answer = match request.head.contains(&expected) {
+                true => backend(&root, &request),
+                false => b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
+            };
+            let _ = stream.write_all(&answer);
+        }
+    });
+    address
+}
+
+fn backend(root: &Path, request: &Request) -> Vec<u8> {
+    let header = |name: &str| {
+        let line =
+            request.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")));
+        line.and_then(|line| line.split_once(':'))
+            .map(|(_, value)| value.trim().to_owned())
+            .unwrap_or_default()
+    };
+    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    let mut child = Command::new("git")
+        .arg("http-backend")
+        .env("GIT_PROJECT_ROOT", root)
+        .env("GIT_HTTP_EXPORT_ALL", "1")
+        .env("PATH_INFO", path)
+        .env("QUERY_STRING", query)
+        .env("REQUEST_METHOD", request.head.split(' ').next().unwrap_or("GET"))
+        .env("CONTENT_TYPE", header("content-type"))
+        .env("HTTP_CONTENT_ENCODING", header("content-encoding"))
+        .env("GIT_PROTOCOL", header("git-protocol"))
+        .env("CONTENT_LENGTH", request.body.len().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("git runs");
+    child.stdin.take().expect("a pipe").write_all(&request.body).expect("a body");
+    let mut out = Vec::new();
+    child.stdout.take().expect("a pipe").read_to_end(&mut out).expect("an answer");
+    child.wait().expect("it ends");
+    let end = out.windows(4).position(|part| part == b"\r\n\r\n").unwrap_or(out.len());
+    let head = String::from_utf8_lossy(&out[..end]).into_owned();
+    let status = head.lines().find_map(|line| line.strip_prefix("Status: ")).unwrap_or("200 OK").to_owned();
+    let mut answer = format!("HTTP/1.1 {status}\r\nConnection: close\r\n").into_bytes();
+    answer.extend_from_slice(&out);
+    answer
+}
+
+fn git(here: &Path, args: &[&str]) {
+    let identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"];
+    let output = Command::new("git").args(identity).args(args).current_dir(here).output().expect("git runs");
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+}
+
+#[test]
+fn no_secret_is_in_any_output_log_file_or_answer() {
+    if !needs("git") {
+        return;
+    }
+    let mut run = Run::new();
+    // The join token is a secret that the gateway makes: its output is the one place that shows it.
+    let output =
+        command(&["token", "create", "--host", HOST, "--ttl", "1h", "--target", "there"], run.folder.path());
+    let token = stdout(&{ output }.output().expect("it runs")).trim().to_owned();
+    std::fs::write(run.path("join"), &token).expect("a file");
+    run.canaries.0.push(("join-token", token.rsplit('.').next().expect("a secret").to_owned()));
+    let mut agent = run.start_agent("agent.log");
+    until("the agent joined", || run.has_agent());
+    apply_and_read(&mut run);
+    let watch = follow_git(&mut run);
+    call_everything(&mut run);
+    run.check_processes();
+    run.check_files("while all run");
+    // After crashes and clean ends, when write-ahead logs are merged and free pages exist.
+    agent.0.kill().expect("it is killed");
+    agent.0.wait().expect("it ends");
+    let mut agent = run.start_agent("agent-2.log");
+    until("the next agent joined", || run.has_agent());
+    let pid = run.pid("api").expect("it runs");
+    assert!(environment(pid).contains(run.canaries.get("next-env")), "the process has its secret");
+    assert!(environment(pid).contains(run.canaries.get("env-file")), "and the one of a file");
+    for verb in ["restart", "stop", "start"] {
+        let (code, out, err) = run.verb(&[verb, "web/api"]);
+        assert_eq!(code, 0, "{verb}: {out}{err}");
+    }
+    kill(agent.0.id(), "TERM");
+    agent.0.wait().expect("it ends");
+    drop(watch);
+    let gateway = run.gateway.take().expect("a gateway");
+    kill(gateway.child.id(), "TERM");
+    until("the gateway ended", || {
+        std::fs::metadata(run.path("data/store.db-wal")).map_or(0, |meta| meta.len()) == 0
+    });
+    drop(gateway);
+    run.check_files("after the end");
+    assert!(run.leaks.is_empty(), "secrets were found:\n{}", run.leaks.join("\n"));
+}
+
+/// Applies a manifest and a change of its secret, and runs every verb that reads.
+fn apply_and_read(run: &mut Run) {
+    run.write("env");
+    let owner = ["--owner", "cli"];
+    for args in [
+        &["plan", "m"][..],
+        &["plan", "m", "-o", "json"],
+        &["diff", "m"],
+        &["plan", "m", "--out", "plan.json"],
+    ] {
+        run.verb(&[args, &owner].concat());
+    }
+    let (code, out, err) = run.verb(&["apply", "m", "--yes", "--owner", "cli"]);
+    assert_eq!(code, 0, "{out}{err}");
+    run.write("next-env");
+    for args in [
+        &["plan", "m"][..],
+        &["plan", "m", "-o", "json"],
+        &["plan", "m", "-o", "markdown"],
+        &["diff", "m"],
+        &["diff", "m", "-o", "json"],
+    ] {
+        let (_, text, _) = run.verb(&[args, &owner].concat());
+        assert!(text.contains("TOKEN"), "{args:?} shows the change: {text}");
+    }
+    let (code, out, err) =
+        run.verb(&["apply", "m", "--yes", "--max-restart", "1", "-o", "json", "--owner", "cli"]);
+    assert_eq!(code, 0, "{out}{err}");
+    let first = ["validate", "explain", "schema"];
+    for verb in first {
+        let args: &[&str] = match verb {
+            "validate" => &["-vv", "validate", "m"],
+            "explain" => &["-vv", "explain", "web/api", "m"],
+            _ => &["-vv", "schema"],
+        };
+        let output = command(args, run.folder.path()).stdin(Stdio::null()).output().expect("it runs");
+        run.check(&args.join(" "), &[output.stdout, output.stderr].concat());
+    }
+    for target in ["there", "reader"] {
+        for args in [
+            &["get", "processes", "-o", "json"][..],
+            &["get", "processes"],
+            &["get", "tasks", "-o", "json"],
+            &["get", "hosts", "-o", "json"],
+            &["get", "holds"],
+            &["get", "orphans", "m"],
+            &["describe", "web/api"],
+            &["describe", "web/api", "-o", "json"],
+            &["status"],
+            &["status", "-o", "json"],
+            &["history", "--owner", "cli"],
+            &["history", "--owner", "cli", "-o", "json"],
+            &["logs", "web/api"],
+            &["doctor"],
+            &["export"],
+            &["lease", "list", "-o", "json"],
+            &["token", "list", "-o", "json"],
+        ] {
+            run.verb_at(target, args);
+        }
+    }
+}
+
+/// A controller that follows a repository with credentials in its URL.
+fn follow_git(run: &mut Run) -> KillOnDrop {
+    let work = run.path("repository/work");
+    std::fs::create_dir_all(&work).expect("a folder");
+    let secret = run.canaries.get("git-env").to_owned();
+    std::fs::write(work.join("b.yaml"), manifest(run.folder.path(), "b", &secret).to_string())
+        .expect("a file");
+    let origin = run.path("repository/fleet.git").display().to_string();
+    git(&work, &["init", "--quiet", "--initial-branch=main"]);
+    git(&work, &["add", "--all"]);
+    git(&work, &["commit", "--quiet", "-m", "first"]);
+    git(&work, &["clone", "--quiet", "--bare", ".", &origin]);
+    let credentials = format!("ci:{}", run.canaries.get("git"));
+    let address = git_server(&run.path("repository"), &credentials);
+    let args = [
+        "-vv",
+        "watch",
+        "--interval",
+        "1s",
+        "--listen",
+        "127.0.0.1:0",
+        "--owner",
+        "git",
+        "--target",
+        "there",
+    ];
+    let mut watch = command(&args, run.folder.path());
+    watch
+        .env("ABIDE_GIT", format!("http://{credentials}@{address}/fleet.git"))
+        .env("HOME", run.path("."))
+        .env("GIT_CONFIG_NOSYSTEM", "1");
+    let watch = start_logged(&mut watch, &run.path("watch.log"));
+    until("the controller started the process", || run.pid("b").is_some());
+    let pid = run.pid("b").expect("it runs");
+    assert!(environment(pid).contains(&secret), "the process has its secret");
+    watch
+}
+
+/// Every answer of the controller and of the gateway.
+fn call_everything(run: &mut Run) {
+    let log = std::fs::read_to_string(run.path("watch.log")).expect("a log");
+    let address: SocketAddr = log
+        .lines()
+        .find_map(|line| line.strip_prefix("ready http://"))
+        .and_then(|address| address.trim().parse().ok())
+        .expect("an address");
+    for path in [
+        "/",
+        "/metrics",
+        "/api/v1/status",
+        "/api/v1/processes",
+        "/api/v1/plan",
+        "/api/v1/history",
+        "/api/v1/events",
+    ] {
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
+            .expect("a request");
+        let answer = read_start(&mut stream);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        run.check(&format!("GET {path} of the controller"), answer.body.as_bytes());
+    }
+    let host = r#"[{"ip": "127.0.0.1", "bk_cloud_id": 0}]"#;
+    let meta = r#""meta": {"namespace": "web", "name": "api"}"#;
+    for (app, secret) in [("all", "app"), ("reader", "reader")] {
+        for path in [
+            "processes",
+            "processes/figures",
+            "processes/watch?after=0",
+            "hosts",
+            "tasks",
+            "access",
+            "tokens",
+        ] {
+            run.call(app, secret, "GET", &format!("/api/abide/v1/{path}"), "");
+        }
+        let log = "/api/abide/v1/logs?namespace=web&name=api";
+        run.call(app, secret, "GET", log, "");
+        for call in ["get_proc_status", "get_proc_info", "get_proc_operate_result", "sync_proc_status"] {
+            let body = format!("{{{meta}, \"hosts\": {host}, \"task_id\": \"1\"}}");
+            run.call(app, secret, "POST", &format!("/api/c/compapi/v2/gse/{call}/"), &body);
+        }
+    }
+    run.call("reader", "app", "GET", "/api/abide/v1/processes", "");
+}
