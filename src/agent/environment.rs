@@ -26,6 +26,18 @@ pub struct Environment {
     pub secrets: SecretTexts,
 }
 
+impl Environment {
+    /// Adds the values that programs gave. They are secret.
+    pub fn add_secrets(&mut self, values: Vec<(String, String)>) {
+        for (name, value) in values.into_iter().filter(|(name, _)| !LAUNCH_VARIABLES.contains(&name.as_str()))
+        {
+            self.secrets.add(&value);
+            self.variables.retain(|(known, _)| *known != name);
+            self.variables.push((name, value));
+        }
+    }
+}
+
 /// The environment of a process: defaults, then `env_file`, `env` and the launch variables, each of which overrides the
 /// former. Each name occurs once: of two equal names, some programs and the agent read the first, others the last.
 pub async fn environment(
@@ -57,6 +69,8 @@ pub async fn environment(
                 return Err(LaunchError::NoSecret { name: name.clone() });
             }
             EnvValue::File(_) => files.variables.remove(name).unwrap_or_default(),
+            // Added at the start: other commands do not have it.
+            EnvValue::Exec(_) => continue,
         };
         if name.contains('\0') || value.contains('\0') {
             return Err(LaunchError::NulInEnv { name: name.clone() });
@@ -84,7 +98,7 @@ impl FileValues {
         };
         let file = |(name, value): (&String, &EnvValue)| match value {
             EnvValue::File(path) => Some((name.clone(), path.clone())),
-            EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
+            EnvValue::Text(_) | EnvValue::Exec(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
         };
         let files: Vec<(String, String)> = spec.env.iter().filter_map(file).collect();
         let variables = match files.is_empty() {

@@ -53,6 +53,9 @@ pub enum LaunchError {
     Record(#[from] ExitRecordError),
     #[error("env {name}: the value of the secret is not available")]
     NoSecret { name: String },
+    /// Neither output nor standard error is shown: both may contain the secret.
+    #[error("env {name}: the program {program:?} {how}")]
+    EnvExec { name: String, program: String, how: String },
     #[error("env {name:?} contains a NUL byte")]
     NulInEnv { name: String },
     /// The message does not contain the text, which may be a secret.

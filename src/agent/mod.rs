@@ -18,11 +18,10 @@
 //! code to a file ([`exit_record`]), so that the code is known even if no agent waited. A schedule is active while its
 //! process is supervised.
 //!
-//! Files that a spec names are opened with the rights of its user ([`user_files`]). Each launch ([`spawn`]) runs on its own
+//! Files that a spec names are opened with the rights of its user ([`user_files`]), and programs give variables ([`env_exec`]). Each launch ([`spawn`]) runs on its own
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
 //! delay other users.
 //! The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
-//!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
 //!
@@ -47,6 +46,7 @@ mod checks;
 mod clone_exec;
 mod context;
 mod enrollment;
+mod env_exec;
 mod environment;
 mod error;
 mod exit_record;

@@ -56,12 +56,14 @@ pub enum RefusingRule {
     Paths { field: &'static str, path: String },
     #[error("probes: {target} is not allowed")]
     Probes { target: String },
+    #[error("env_exec: env {name} is read from a program, which is not allowed")]
+    EnvExec { name: String },
     #[error("raise_priority: {field} of user {name:?} is beyond the rights of that user")]
     RaisePriority { field: String, name: String },
 }
 
 /// The rules of a host. An unset rule allows everything, except that root opens no file for another user, and raises no
-/// limit or priority for it, and that no probe reaches a metadata service.
+/// limit or priority for it, that no probe reaches a metadata service, and that no program gives a variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     file: PathBuf,
@@ -85,6 +87,9 @@ struct PolicyFile {
     /// Whether the sandbox of another user than root may set a priority or limit that the user could not set.
     #[serde(default)]
     raise_priority: bool,
+    /// Whether variables may be read from programs (`env: {NAME: {exec: …}}`).
+    #[serde(default)]
+    env_exec: bool,
     /// Addresses, networks and host names that `http` and `tcp` probes may connect to, besides the host's own.
     probes: Option<Vec<ProbeTarget>>,
 }
@@ -145,7 +150,8 @@ impl HostPolicy {
     /// Every rule that refuses this instance, each named.
     pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<PolicyRefusal> {
         let has_rules = self.rules != PolicyFile::default();
-        if !has_rules && !spec.sandbox.is_set() && !spec.health.is_set() {
+        let has_exec = spec.env.values().any(|value| matches!(value, EnvValue::Exec(_)));
+        if !has_rules && !has_exec && !spec.sandbox.is_set() && !spec.health.is_set() {
             return Vec::new();
         }
         let account = match Account::of(spec) {
@@ -163,7 +169,7 @@ impl HostPolicy {
         let raised =
             raised.into_iter().map(|field| RefusingRule::RaisePriority { field, name: name.to_owned() });
         let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec)).chain(raised);
-        let refused = refused.chain(self.refused_probe(spec));
+        let refused = refused.chain(self.refused_probe(spec)).chain(self.refused_exec(spec));
         let file = self.named_file();
         refused.map(|rule| PolicyRefusal::Rule { file: file.clone(), rule }).collect()
     }
@@ -178,6 +184,13 @@ impl HostPolicy {
         let address: SocketAddr = target.parse().ok()?;
         let is_allowed = is_allowed(self.rules.probes.as_deref(), host_of(&target), address);
         (!is_allowed).then_some(RefusingRule::Probes { target })
+    }
+
+    /// The first variable that is read from a program, if that is not allowed.
+    fn refused_exec(&self, spec: &Spec) -> Option<RefusingRule> {
+        let mut read = spec.env.iter().filter(|(_, value)| matches!(value, EnvValue::Exec(_)));
+        let (name, _) = read.next().filter(|_| !self.rules.env_exec)?;
+        Some(RefusingRule::EnvExec { name: name.clone() })
     }
 
     /// The addresses of `HOST:PORT` that a probe may connect to.
@@ -241,7 +254,9 @@ impl HostPolicy {
         named.extend(spec.configmap.iter().map(|entry| ("configmap", entry.path.as_deref())));
         named.extend(spec.env.values().map(|value| match value {
             EnvValue::File(file) => ("env", Some(file.as_str())),
-            EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => ("env", None),
+            EnvValue::Text(_) | EnvValue::Exec(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => {
+                ("env", None)
+            }
         }));
         let paths = named.into_iter().filter_map(|(field, path)| Some((field, path?)));
         paths

@@ -94,7 +94,7 @@ async fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<Str
     if !can_open {
         let files = spec.env.iter().filter_map(|(name, value)| match value {
             EnvValue::File(file) => Some((format!("env {name}"), file)),
-            EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
+            EnvValue::Text(_) | EnvValue::Exec(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
         });
         let file = spec.env_file.iter().map(|path| ("env_file".to_owned(), path));
         for (field, path) in files.chain(file).filter(|(_, path)| !is_exempt(path)) {

@@ -61,7 +61,7 @@ pub fn secret_history(old: Option<&RegistryRecord>, new: &Spec) -> Vec<Secret> {
 fn values(spec: &Spec) -> impl Iterator<Item = &Secret> {
     spec.env.values().filter_map(|value| match value {
         EnvValue::Secret(secret) => Some(secret),
-        EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Digest(_) => None,
+        EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Exec(_) | EnvValue::Digest(_) => None,
     })
 }
 

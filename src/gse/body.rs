@@ -236,6 +236,7 @@ fn env_value(value: &EnvValue) -> Value {
     match value {
         EnvValue::Text(text) => json!(text),
         EnvValue::File(file) => json!({"file": file}),
+        EnvValue::Exec(argv) => json!({"exec": argv}),
         EnvValue::Secret(secret) => json!({"value": secret.expose(), "secret": true}),
         EnvValue::Digest(digest) => json!({"digest": digest, "secret": true}),
     }

@@ -110,6 +110,10 @@ pub enum EnvWire {
     File {
         file: String,
     },
+    /// Program and arguments, run by the agent at each start.
+    Exec {
+        exec: Vec<String>,
+    },
     Value {
         value: Loose,
         #[serde(default)]
@@ -343,6 +347,7 @@ impl EnvWire {
     fn value(&self) -> EnvValue {
         match self {
             EnvWire::File { file } => EnvValue::File(file.clone()),
+            EnvWire::Exec { exec } => EnvValue::Exec(exec.clone()),
             EnvWire::Digest { digest } => EnvValue::Digest(digest.clone()),
             EnvWire::Value { value, secret: true } => EnvValue::Secret(Secret::new(value.to_string())),
             EnvWire::Value { value, secret: false } | EnvWire::Plain(value) => {

@@ -192,7 +192,12 @@ fn env_entry(value: &EnvValue) -> EnvEntry {
             EnvEntry::Source(EnvSource { file: Some(Text(escape(path))), ..EnvSource::default() })
         }
         EnvValue::Secret(secret) => {
-            EnvEntry::Source(EnvSource { value: Some(text(secret.expose())), secret: Some(true), file: None })
+            let value = Some(text(secret.expose()));
+            EnvEntry::Source(EnvSource { value, secret: Some(true), ..EnvSource::default() })
+        }
+        EnvValue::Exec(argv) => {
+            let argv = argv.iter().map(|word| Text(escape(word))).collect();
+            EnvEntry::Source(EnvSource { exec: Some(argv), ..EnvSource::default() })
         }
         // No value: the manifest is invalid until the user fills one in.
         EnvValue::Digest(_) => EnvEntry::Source(EnvSource { secret: Some(true), ..EnvSource::default() }),

@@ -177,6 +177,7 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
     for value in spec.env.values_mut() {
         match value {
             EnvValue::Text(text) | EnvValue::File(text) => with(text),
+            EnvValue::Exec(argv) => argv.iter_mut().for_each(&mut with),
             EnvValue::Secret(secret) => {
                 let mut text = secret.expose().to_owned();
                 with(&mut text);

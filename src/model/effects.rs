@@ -182,10 +182,10 @@ fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
         }
         Value::Env(env) => {
             begin(6, env.0.len());
-            for (key, from_file, text) in env.seen() {
+            for (key, origin, text) in env.seen() {
                 put(to, key);
-                to.push(from_file.into());
-                put(to, text);
+                to.push(origin as u8);
+                put(to, &text);
             }
         }
     }

@@ -285,6 +285,8 @@ pub enum EnvValue {
     Text(String),
     /// Read by the agent at each start; the content is never in a plan, a store or a log.
     File(String),
+    /// Program and arguments, run by the agent as the process's user at each start; its output is the value.
+    Exec(Vec<String>),
     Secret(Secret),
     /// A secret of which only the digest is known here; the gateway that reported it has the value.
     Digest(String),
@@ -296,11 +298,19 @@ impl PartialEq for EnvValue {
             (EnvValue::Text(one), EnvValue::Text(other)) | (EnvValue::File(one), EnvValue::File(other)) => {
                 one == other
             }
+            (EnvValue::Exec(one), EnvValue::Exec(other)) => one == other,
             (EnvValue::Secret(one), EnvValue::Secret(other)) => one == other,
             (EnvValue::Digest(one), EnvValue::Digest(other)) => one == other,
             (EnvValue::Secret(secret), EnvValue::Digest(digest))
             | (EnvValue::Digest(digest), EnvValue::Secret(secret)) => secret.digest() == *digest,
-            (EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Secret(_) | EnvValue::Digest(_), _) => false,
+            (
+                EnvValue::Text(_)
+                | EnvValue::File(_)
+                | EnvValue::Exec(_)
+                | EnvValue::Secret(_)
+                | EnvValue::Digest(_),
+                _,
+            ) => false,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Canonical means: a documented default counts as written, the order of keys and of configmap entries does
 //! not count, hex digits have one case. Two specs with equal values request the same.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::{
@@ -25,18 +26,28 @@ pub enum Value<'a> {
     Section(SectionParts),
 }
 
+/// Where the value of a variable comes from. The number is part of digests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnvOrigin {
+    Spec = 0,
+    File = 1,
+    Exec = 2,
+}
+
 /// An environment as the process sees it: making a value secret does not change it.
 #[derive(Clone, Copy, Debug)]
 pub struct Env<'a>(pub &'a BTreeMap<String, EnvValue>);
 
 impl<'a> Env<'a> {
-    /// Key, whether the value is read from a file, and the text, the file's path, or a secret's digest.
-    pub fn seen(self) -> impl Iterator<Item = (&'a str, bool, &'a str)> {
+    /// Key, origin of the value, and the text, the file's path, the command, or a secret's digest.
+    pub fn seen(self) -> impl Iterator<Item = (&'a str, EnvOrigin, Cow<'a, str>)> {
         self.0.iter().map(|(key, value)| match value {
-            EnvValue::Text(text) => (key.as_str(), false, text.as_str()),
-            EnvValue::File(path) => (key.as_str(), true, path.as_str()),
-            EnvValue::Secret(secret) => (key.as_str(), false, secret.expose()),
-            EnvValue::Digest(digest) => (key.as_str(), false, digest.as_str()),
+            EnvValue::Text(text) => (key.as_str(), EnvOrigin::Spec, text.into()),
+            EnvValue::File(path) => (key.as_str(), EnvOrigin::File, path.into()),
+            // An argument has no NUL byte, so no two commands have the same text.
+            EnvValue::Exec(argv) => (key.as_str(), EnvOrigin::Exec, argv.join("\0").into()),
+            EnvValue::Secret(secret) => (key.as_str(), EnvOrigin::Spec, secret.expose().into()),
+            EnvValue::Digest(digest) => (key.as_str(), EnvOrigin::Spec, digest.into()),
         })
     }
 }
@@ -51,12 +62,18 @@ impl PartialEq for Env<'_> {
                     }
                     // Only the digest of one side is known.
                     (EnvValue::Digest(digest), _) => {
-                        seen.0 == other_seen.0 && !other_seen.1 && *digest == secret_digest(other_seen.2)
+                        seen.0 == other_seen.0
+                            && other_seen.1 == EnvOrigin::Spec
+                            && *digest == secret_digest(&other_seen.2)
                     }
                     (_, EnvValue::Digest(digest)) => {
-                        seen.0 == other_seen.0 && !seen.1 && *digest == secret_digest(seen.2)
+                        seen.0 == other_seen.0
+                            && seen.1 == EnvOrigin::Spec
+                            && *digest == secret_digest(&seen.2)
                     }
-                    (EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Secret(_), _) => seen == other_seen,
+                    (EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Exec(_) | EnvValue::Secret(_), _) => {
+                        seen == other_seen
+                    }
                 },
             )
     }

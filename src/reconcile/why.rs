@@ -59,6 +59,7 @@ pub fn parts(field: Field, old: &Spec, new: &Spec, known_specs: &[&Spec]) -> Vec
             };
             keyed(field, &old.env, &new.env, |key, value| match value {
                 EnvValue::File(path) => format!("file {path}"),
+                EnvValue::Exec(argv) => format!("exec {}", argv.join(" ")),
                 EnvValue::Text(text) if !secret(key) => text.clone(),
                 EnvValue::Text(text) => format!("secret {}", digest(text)),
                 EnvValue::Secret(text) => format!("secret {}", digest(text.expose())),

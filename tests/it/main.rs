@@ -28,6 +28,7 @@ mod depends_on;
 mod dialects;
 mod encryption;
 mod engine;
+mod env_exec;
 mod escapes;
 mod execute;
 mod failed_launches;

@@ -12,6 +12,7 @@ use super::operations::POLL_INTERVAL;
 use super::{InstanceTask, OpReply, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::context::AgentContext;
+use crate::agent::env_exec;
 use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
@@ -52,7 +53,9 @@ impl InstanceTask {
         self.run_before_start(spec, &rights, launch_id, op_id, &sandbox).await?;
         // Read after the hook, which may write the files.
         let env = environment(spec, &rights, &variables).await;
-        let env = env.map_err(|error| failed(AgentError::from(error)))?;
+        let mut env = env.map_err(|error| failed(AgentError::from(error)))?;
+        let given = env_exec::values(&self.shared, spec, &rights, &env, &sandbox).await;
+        env.add_secrets(given.map_err(|error| failed(AgentError::from(error)))?);
         let pid_file = PathBuf::from(&spec.identity.pid_path);
         let folder = Path::new(&spec.identity.setup_path);
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());

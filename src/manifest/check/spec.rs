@@ -295,8 +295,8 @@ fn env_value(
         EnvEntry::Plain(value) => return plain(path, value).map(EnvValue::Text),
         EnvEntry::Source(source) => source,
     };
-    match (&source.file, &source.value) {
-        (None, Some(value)) => {
+    match (&source.file, &source.value, &source.exec) {
+        (None, Some(value), None) => {
             let text = plain(&path.key("value"), value)?;
             Some(if source.secret == Some(true) {
                 EnvValue::Secret(Secret::new(text))
@@ -304,19 +304,31 @@ fn env_value(
                 EnvValue::Text(text)
             })
         }
-        (Some(file), None) if !file.is_empty() => {
+        (Some(file), None, None) if !file.is_empty() => {
             values.path(&path.key("file"), Some(file), numbered).map(EnvValue::File)
         }
-        (None, None) | (Some(_), _) => {
-            let message = format!("{path} must have either file or value");
+        (None, None, Some(argv)) if argv.first().is_some_and(|program| !program.is_empty()) => {
+            exec(argv, &path.key("exec"), numbered, values)
+        }
+        _ => {
+            let message = format!("{path} must have one of file, exec and value");
             values.report(
                 PathProblem::new(Code::BadEnv, path.clone(), message)
-                    .hint("{file: /run/secrets/x}, or {value: x, secret: true}")
+                    .hint("{file: /run/secrets/x}, {exec: [/usr/bin/get-secret, x]}, or {value: x, secret: true}")
                     .at_key(),
             );
             None
         }
     }
+}
+
+/// Program and arguments of a variable.
+fn exec(argv: &[Text], path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Option<EnvValue> {
+    let word = |(nth, word): (usize, &Text)| match word.is_empty() {
+        true => Some(String::new()),
+        false => values.template(&path.index(nth), Some(word), numbered),
+    };
+    argv.iter().enumerate().map(word).collect::<Option<_>>().map(EnvValue::Exec)
 }
 
 fn job(entry: &JobEntry, path: &FieldPath, values: &mut ValueChecker) -> Job {

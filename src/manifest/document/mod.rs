@@ -177,5 +177,5 @@ written! {
         #[serde(rename = "for")] operations: Vec<Text>,
     }
     /// The long form of an environment value.
-    EnvSource { file: Text, value: TextOrNumber, secret: bool }
+    EnvSource { file: Text, exec: Vec<Text>, value: TextOrNumber, secret: bool }
 }

@@ -221,7 +221,7 @@ impl FromEither for TextOrNumber {
 }
 
 impl FromEither for EnvEntry {
-    const EXPECTING: &'static str = "text, or a map with file, or with value and secret";
+    const EXPECTING: &'static str = "text, or a map with file, exec, or value and secret";
     fn text(text: &str) -> Result<Self, Unexpected<'_>> {
         Ok(EnvEntry::Plain(TextOrNumber::Text(text.to_owned())))
     }

@@ -118,7 +118,7 @@ static SPEC: Section = Section {
         entry("monitor_policy", Shape::Section(&MONITOR), Optional, FieldOrigin::Gse, "How the agent supervises the process: checks, retries, schedule and timeouts.").alias(&["alive_monitor_policy"]),
         entry("warn_report_policy", Shape::Section(&WARN), Optional, FieldOrigin::Gse, "How alarms are reported."),
         entry("configmap", List(&Shape::Section(&CONFIG)), Optional, FieldOrigin::Gse, "Files that the process reads, with the md5 digests that they should have. Abide does not copy files."),
-        entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Environment variables: text, {file: PATH} read by the agent at each start, or {value: TEXT, secret: true}. Variables such as ${host.ip} are replaced."),
+        entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Environment variables: text, {file: PATH} or {exec: [PROGRAM, ARGUMENT…]} read by the agent at each start, or {value: TEXT, secret: true}. Variables such as ${host.ip} are replaced."),
         entry("job", Shape::Section(&JOB), Optional, FieldOrigin::Job, "Fields that only requests of JOB have."),
         entry("health", OneOf(&[Text, Shape::Section(&HEALTH)]), Optional, FieldOrigin::Abide, "Health check by the agent: an http:// URL, tcp://HOST:PORT or a command, or a map."),
         entry("restart", OneOf(&[Word(RESTART_POLICIES), Shape::Section(&RESTART)]), Optional, FieldOrigin::Abide, "When the agent restarts a resident process that exited.").with_default("always"),
@@ -279,9 +279,10 @@ static CONFIG: Section = Section {
 
 static ENV: Section = Section {
     name: "env value",
-    about: "An environment variable that is read from a file, or is secret.",
+    about: "An environment variable that is read from a file or a program, or is secret.",
     entries: &[
         entry("file", AbsolutePath, Optional, FieldOrigin::Abide, "File that the agent reads at each start. The value appears in no plan, store or log."),
+        entry("exec", List(&Text), Optional, FieldOrigin::Abide, "Program and arguments. The agent runs them as the user of the process at each start, within 10 s; the value is the output, at most 64 KiB, without a final line break. The host policy must have `env_exec: true`."),
         entry("value", LooseText, Optional, FieldOrigin::Abide, "Value of the variable."),
         entry("secret", Bool, Optional, FieldOrigin::Abide, "Show a digest instead of the value.").with_default("false"),
     ],
