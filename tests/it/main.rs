@@ -40,6 +40,8 @@ mod git;
 mod git_floods;
 mod git_hardening;
 mod guessing;
+mod guide_links;
+mod guide_sessions;
 mod guides;
 mod host_policy;
 mod hostile_manifests;
