@@ -13,6 +13,7 @@
 mod cache;
 mod file;
 mod high_water_mark;
+mod trim;
 mod writer;
 
 use std::ops::Bound;
@@ -26,7 +27,8 @@ use tokio::sync::{oneshot, watch};
 use self::cache::{Cache, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
-use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
+pub use self::trim::{Trim, TrimChoice};
+use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
 
@@ -35,9 +37,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long an exclusive open waits for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Chooses entries to delete, from the keys and sizes of all.
-pub type Trim<'a> = &'a dyn Fn(&mut dyn Iterator<Item = (String, usize)>) -> Vec<String>;
 
 #[derive(Clone)]
 pub struct Embedded {
@@ -67,7 +66,7 @@ impl Embedded {
         Embedded::open_as(file, Some(exclusive_lock(file)?), None)
     }
 
-    /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
+    /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
         Embedded::open_as(file, Some(exclusive_lock(file)?), Some(trim))
     }
@@ -81,7 +80,7 @@ impl Embedded {
         let mut connection = connect(file)?;
         prepare(&connection, file)?;
         if let Some(trim) = trim {
-            delete_excess(&mut connection, trim).map_err(|error| understand(error, file))?;
+            trim::trim_file(&mut connection, file, trim)?;
         }
         let reader = connect(file)?;
         let mut cache = Cache::default();
