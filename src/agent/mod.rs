@@ -20,9 +20,7 @@
 //!
 //! Files that a spec names are opened with the rights of its user ([`user_files`]). Each launch ([`spawn`]) runs on its own
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
-//! delay other users.
-//!
-//! The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
+//! delay other users. The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
 //!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
@@ -80,6 +78,7 @@ mod restart_policy;
 mod run_output;
 mod sandbox;
 mod schedule;
+mod simple_command;
 mod spawn;
 mod start_output;
 mod state;
@@ -177,7 +176,7 @@ impl Supervisor {
         process::set_cloexec();
         file_limit::raise();
         crate::malloc::allocate_tightly();
-        let store = Embedded::open_alone(&folder.join("agent.db"))?;
+        let store = Embedded::open_alone_unlogged(&folder.join("agent.db"))?;
         close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])
             .map_err(|error| Error::Unsafe(Arc::new(error)))?;
         let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;

@@ -126,6 +126,8 @@ pub(super) struct OperationProgress {
     pub(super) resumption: Option<Box<Resumption>>,
     /// A daemon launch that an earlier agent began and the operation in progress continues.
     interrupted: Option<Box<LaunchIntent>>,
+    /// The launch was refused because of a foreign process: supervision does not repeat it.
+    is_refused: bool,
     /// The output of the start that is being checked.
     attempt: Option<Box<StartAttempt>>,
 }

@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::env_file::EnvFileError;
 pub use self::log_files::log_entry;
-pub use self::pid_file::{PidEntry, PidFile, remove_own_pid, write_own_pid};
+pub use self::pid_file::{ExistingPidFile, PidEntry, PidFile, remove_own_pid, write_own_pid};
 use self::walk::parent;
 pub use self::walk::{FileAccess, FileError, Folder, WalkRule, locate};
 use super::account::{Account, FileCredentials};
@@ -69,6 +69,12 @@ impl UserFileError {
     pub fn is_missing(&self) -> bool {
         let UserFileError::Path { source: FileError::Io(error), .. } = self else { return false };
         error.kind() == io::ErrorKind::NotFound
+    }
+
+    /// Whether a file exists that must not.
+    pub fn is_existing(&self) -> bool {
+        let UserFileError::Path { source: FileError::Io(error), .. } = self else { return false };
+        error.kind() == io::ErrorKind::AlreadyExists
     }
 
     fn with_hint(mut self, more: String) -> UserFileError {

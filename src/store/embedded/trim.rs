@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::file::{compact, last_number, understand};
-use super::writer::apply;
+use super::writer::{apply, log};
 use crate::clock;
 use crate::store::{Error, Txn, Write};
 
@@ -96,8 +96,9 @@ fn delete(file: Transaction<'_>, choice: TrimChoice) -> rusqlite::Result<()> {
         }
     }
     let writes = keys.into_iter().map(Write::Delete).collect();
-    let mut last = last_number(&file)?;
-    apply(&file, &Txn { compares: Vec::new(), writes }, &mut last, &mut Vec::new())?;
+    let (mut last, mut changes) = (last_number(&file)?, Vec::new());
+    apply(&file, &Txn { compares: Vec::new(), writes }, &mut last, &mut changes)?;
+    log(&file, &changes)?;
     compact(&file, last)?;
     file.commit()
 }
