@@ -92,6 +92,8 @@ pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
         }
     }
     remove_stale_records(shared, &states, &pending);
+    let shown = states.iter().filter(|(_, state)| state.is_shown()).map(|(instance, _)| instance);
+    shared.logs.outputs().remove_others(shown.chain(pending.keys()));
     end_probes(shared, &states).await;
     Ok(RecoveredState { states, pending })
 }

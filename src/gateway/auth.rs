@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -141,13 +142,12 @@ impl Tokens {
         self.compare(token, |_| true)
     }
 
-    /// The token as a unit of connection limits.
-    pub fn credential_key(&self, token: &str) -> CredentialKey {
-        let scope = match self.compare(token, Option::is_none) {
-            true => CredentialScope::AllHosts,
-            false => CredentialScope::OneHost,
-        };
-        CredentialKey::new(scope, token)
+    /// The token of a peer as a unit of limits.
+    pub fn credential_key(&self, token: &str, peer: IpAddr) -> CredentialKey {
+        match self.compare(token, Option::is_none) {
+            true => CredentialKey::of_all_hosts(token, peer),
+            false => CredentialKey::new(CredentialScope::OneHost, token),
+        }
     }
 
     /// Compares every token, so that the duration reveals nothing.

@@ -335,7 +335,7 @@ fn check_limits<S: Store>(
 
 const UNKNOWN_APP: &str = "no app is known by these credentials";
 
-fn peer_of(parts: &Parts) -> std::net::IpAddr {
+pub(super) fn peer_of(parts: &Parts) -> std::net::IpAddr {
     // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
     parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())

@@ -50,7 +50,6 @@ mod processes;
 mod registry;
 mod reply;
 mod report_limits;
-mod report_trim;
 mod report_usage;
 mod results;
 pub mod routes;
@@ -59,6 +58,7 @@ mod secrets;
 mod state;
 mod state_scope;
 mod status;
+mod store_trim;
 mod tasks;
 
 use std::sync::Arc;
@@ -70,8 +70,8 @@ use crate::store::{Store, Txn, keys};
 
 pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
-pub use report_trim::excess_reports;
 pub use state::StoreRequest;
+pub use store_trim::excess_entries;
 
 /// How long an operation waits for a host's agent; its row is final within ten seconds.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(9);

@@ -224,7 +224,12 @@ impl InstanceTask {
             return (RowCode::DONE, format!("success; {}", self.state.message));
         }
         let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
-        (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s{output}", time.as_secs()))
+        // A start check of 0 s only waits for the program.
+        let when = match time.as_secs() {
+            0 => "right after its start".to_owned(),
+            secs => format!("within {secs} s"),
+        };
+        (RowCode::CHECK_FAILED, format!("process ended with {code} {when}{output}"))
     }
 
     /// The last lines of the output of a start that fails, for its message. Captured output is stored.

@@ -112,6 +112,7 @@ impl InstanceTask {
         self.write(None).await;
         self.observe_foreign_process().await;
         self.report();
+        self.forget_unregistered();
     }
 
     /// Steps the restart policy with an event, and performs its actions.

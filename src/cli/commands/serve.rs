@@ -18,7 +18,7 @@ use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_reports, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
@@ -254,7 +254,7 @@ pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
     private_folder(folder)?;
     let file = folder.join("store.db");
     private_file(&file)?;
-    let store = Embedded::open_alone_trimmed(&file, &excess_reports).map_err(|error| match error {
+    let store = Embedded::open_alone_trimmed(&file, &excess_entries).map_err(|error| match error {
         Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;

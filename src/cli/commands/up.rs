@@ -260,6 +260,15 @@ pub async fn count_running() -> usize {
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
 }
 
+/// The number of processes that the local system left running when it ended.
+pub async fn count_left_running(home: &Home) -> usize {
+    let folder = home.path("agent");
+    if !folder.join("agent.db").is_file() {
+        return 0;
+    }
+    crate::agent::left_running(&folder).await.map_or(0, |(running, _)| running)
+}
+
 /// The agent of this machine, in this process.
 struct LocalAgent {
     stop: watch::Sender<bool>,

@@ -14,6 +14,7 @@
 mod cache;
 mod file;
 mod high_water_mark;
+mod trim;
 mod writer;
 
 use std::ops::Bound;
@@ -27,7 +28,8 @@ use tokio::sync::{oneshot, watch};
 use self::cache::{Cache, RecentChanges, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
-use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
+pub use self::trim::{Trim, TrimChoice};
+use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
 
@@ -36,9 +38,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long an exclusive open waits for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Chooses entries to delete, from the keys and sizes of all.
-pub type Trim<'a> = &'a dyn Fn(&mut dyn Iterator<Item = (String, usize)>) -> Vec<String>;
 
 /// What the log of changes keeps.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,12 +80,12 @@ impl Embedded {
         Embedded::open_as(file, Some(exclusive_lock(file)?), ChangeLog::LastNumber)
     }
 
-    /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
+    /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
         let lock = exclusive_lock(file)?;
         let mut connection = connect(file)?;
         prepare(&connection, file)?;
-        delete_excess(&mut connection, trim).map_err(|error| understand(error, file))?;
+        trim::trim_file(&mut connection, file, trim)?;
         drop(connection);
         Embedded::open_as(file, Some(lock), ChangeLog::Kept)
     }

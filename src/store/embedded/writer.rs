@@ -7,9 +7,9 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
+use super::Shared;
 use super::file::{compact, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
-use super::{Shared, Trim};
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
 use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
@@ -205,28 +205,8 @@ impl Job {
     }
 }
 
-/// Deletes the entries that `trim` chooses, as a logged change. Reads no value.
-pub(super) fn delete_excess(connection: &mut Connection, trim: Trim<'_>) -> rusqlite::Result<()> {
-    let file = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let keys = {
-        let mut sizes = file.prepare("SELECT key, length(value) FROM entry")?;
-        let sizes = sizes.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?;
-        let sizes: Vec<(String, i64)> = sizes.collect::<Result<_, _>>()?;
-        trim(&mut sizes.into_iter().map(|(key, size)| (key, usize::try_from(size).unwrap_or(0))))
-    };
-    if keys.is_empty() {
-        return Ok(());
-    }
-    let deletes = keys.into_iter().map(Write::Delete).collect();
-    let (mut last, mut changes) = (last_number(&file)?, Vec::new());
-    apply(&file, &Txn { compares: Vec::new(), writes: deletes }, &mut last, &mut changes)?;
-    log(&file, &changes)?;
-    compact(&file, last)?;
-    file.commit()
-}
-
 /// Adds changes, each with its checksum, to the log.
-fn log(file: &Connection, changes: &[(Change, i64)]) -> rusqlite::Result<()> {
+pub(super) fn log(file: &Connection, changes: &[(Change, i64)]) -> rusqlite::Result<()> {
     let mut row = file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?;
     for (Change { number, key, value }, sum) in changes {
         row.execute(params![signed(*number), key, value, sum])?;
@@ -252,7 +232,7 @@ fn replace_log(file: &Connection, Change { number, key, .. }: &Change) -> rusqli
 }
 
 /// One transaction within a commit.
-fn apply(
+pub(super) fn apply(
     file: &Connection,
     txn: &Txn,
     last: &mut Seq,

@@ -160,7 +160,23 @@ async fn watch_with(
     }
     let _ = stop.send(true);
     controller.await;
+    if matches!(next, NextAction::End(_)) {
+        printer.info(stopped_message(live));
+    }
     next
+}
+
+/// Message of a controller that ended: supervision continues without it.
+fn stopped_message(live: &ConnectedTarget) -> &'static str {
+    match live.name == "local" {
+        true => {
+            "watch stopped: manifests are not applied until the next one; the local system keeps supervising processes \
+             (`abide down` stops it)"
+        }
+        false => {
+            "watch stopped: manifests are not applied until the next one; agents keep supervising processes"
+        }
+    }
 }
 
 /// Returns when the local system has another address, or crashed. A local system that was stopped is not started again.
