@@ -16,8 +16,9 @@ use axum::response::Response;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::redact::View;
-use super::{ErrorResponse, error_response, parameter, typed_response};
+use super::parameter;
+use super::reply::{ErrorResponse, error_response, typed_response};
+use super::viewer::Viewer;
 use crate::control::status::StatusBoard;
 
 /// Interval of comment lines that keep the connection alive.
@@ -34,7 +35,7 @@ struct EventReader {
     begun: bool,
     /// The reader resumes from a number that this board never assigned.
     is_foreign: bool,
-    view: View,
+    viewer: Viewer,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -43,7 +44,7 @@ pub fn stream(
     board: &Arc<StatusBoard>,
     readers: &Arc<Semaphore>,
     parts: &Parts,
-    view: View,
+    viewer: &Viewer,
 ) -> Result<Response, ErrorResponse> {
     let Ok(permit) = Arc::clone(readers).try_acquire_owned() else {
         return Err(error_response(
@@ -70,7 +71,7 @@ pub fn stream(
         updates,
         begun: false,
         is_foreign,
-        view,
+        viewer: viewer.clone(),
         _permit: permit,
     };
     let pieces = stream::unfold(reader, |mut reader| async move {
@@ -108,10 +109,7 @@ impl EventReader {
             }
             for entry in &later.notes {
                 self.last = entry.number;
-                let event = match self.view {
-                    View::Full => entry.event(),
-                    View::Redacted => entry.redacted_event(),
-                };
+                let Some(event) = self.viewer.event(entry) else { continue };
                 let json = serde_json::to_string(&event).unwrap_or_default();
                 let _ = write!(text, "id: {}\ndata: {json}\n\n", entry.number);
             }
