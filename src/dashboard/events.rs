@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
 use futures_util::stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::parameter;
 use super::reply::{ErrorResponse, error_response, typed_response};
@@ -36,22 +36,16 @@ struct EventReader {
     /// The reader resumes from a number that this board never assigned.
     is_foreign: bool,
     viewer: Viewer,
-    _permit: OwnedSemaphorePermit,
+    _permits: Vec<OwnedSemaphorePermit>,
 }
 
 /// Streams events after `Last-Event-ID` or `?after=`; without either, new events only.
 pub fn stream(
     board: &Arc<StatusBoard>,
-    readers: &Arc<Semaphore>,
+    permits: Vec<OwnedSemaphorePermit>,
     parts: &Parts,
     viewer: &Viewer,
 ) -> Result<Response, ErrorResponse> {
-    let Ok(permit) = Arc::clone(readers).try_acquire_owned() else {
-        return Err(error_response(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "too many event streams: try again later",
-        ));
-    };
     let header = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let last = match header.or(parameter(parts, "after")) {
         None | Some("") => board.status().number,
@@ -72,7 +66,7 @@ pub fn stream(
         begun: false,
         is_foreign,
         viewer: viewer.clone(),
-        _permit: permit,
+        _permits: permits,
     };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;

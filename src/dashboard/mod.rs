@@ -40,12 +40,13 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use axum::routing::any;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 pub use self::access::AccessControl;
 use self::access::mark_wrong_credentials;
-use self::caller::{admit, count_connection, delay_wrong_credentials};
+use self::caller::{RequestCaller, admit, count_connection, delay_wrong_credentials};
 pub use self::people::PeopleAccess;
+use self::people::PersonCaller;
 pub use self::process_details::{DetailCache, DetailSource};
 use self::redact::View;
 use self::reply::{ErrorResponse, busy, error_response, json_response, typed_response};
@@ -118,6 +119,23 @@ impl Readers {
         }
     }
 
+    /// Permits of one stream: of its group, and of its person.
+    fn permits(
+        &self,
+        access: &AccessControl,
+        caller: &RequestCaller,
+        view: View,
+    ) -> Result<Vec<OwnedSemaphorePermit>, ErrorResponse> {
+        let too_many =
+            || error_response(StatusCode::SERVICE_UNAVAILABLE, "too many event streams: try again later");
+        let mut permits = Vec::new();
+        if let (Some(person), Some(people)) = (caller.person(), &access.people) {
+            permits.push(people.stream_permit(person).ok_or_else(too_many)?);
+        }
+        permits.push(Arc::clone(self.of(view)).try_acquire_owned().map_err(|_| too_many())?);
+        Ok(permits)
+    }
+
     fn open(&self) -> usize {
         2 * MAX_READERS - self.known.available_permits() - self.unknown.available_permits()
     }
@@ -178,7 +196,9 @@ async fn respond<S: Store>(
     }
     let mut caller = admit(dashboard, parts, route).await?;
     // After the header checks: the body of a caller without credentials is not read.
-    let admit = || admit_known(&shared.known, None).map_err(|resource| overloaded(connection, resource));
+    let credential = caller.person().map(PersonCaller::credential_key);
+    let admit =
+        || admit_known(&shared.known, credential).map_err(|resource| overloaded(connection, resource));
     let viewer = &caller.viewer(&board.subject.owner);
     Ok(match route {
         Route::Page => {
@@ -199,7 +219,8 @@ async fn respond<S: Store>(
             json_response(StatusCode::OK, &api::processes(&board.status(), &details, viewer))
         }
         Route::Events => {
-            let response = events::stream(board, readers.of(viewer.view), parts, viewer)?;
+            let permits = readers.permits(&dashboard.access, &caller, viewer.view)?;
+            let response = events::stream(board, permits, parts, viewer)?;
             match dashboard.access.reader_revocation(parts, &caller) {
                 Some(revoked) => response.map(|body| end_on_revocation(body, revoked, "")),
                 None => response,

@@ -4,12 +4,14 @@
 //! else the cookie of a session. A browser sends a cookie, and the login at a proxy, with requests of other sites'
 //! pages, too: with these, a change needs the CSRF token of the session.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::access::{bearer, mark_wrong_credentials, text};
 use super::reply::{ErrorResponse, error_response};
@@ -19,7 +21,8 @@ use crate::access::{AccessRequest, Grant, authorize};
 use crate::clock;
 use crate::contract::AccessInfo;
 use crate::http::{
-    Connection, CredentialCheck, Reloadable, Revocation, TransportSecurity, TrustedProxy, constant_time_eq,
+    Connection, CredentialCheck, CredentialKey, CredentialScope, Reloadable, Revocation, TransportSecurity,
+    TrustedProxy, constant_time_eq,
 };
 use crate::model::Time;
 
@@ -30,11 +33,16 @@ const BACKGROUND_HEADER: &str = "x-abide-background";
 /// Interval of checks whether the credentials of a stream are in force.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Maximum event streams of one person.
+const MAX_STREAMS: usize = 16;
+
 /// The people of a users file, and how they log in.
 pub struct PeopleAccess {
     people: Reloadable<Apps>,
     proxy: Option<Arc<TrustedProxy>>,
     pub(super) sessions: Sessions,
+    /// Permits of event streams by person: one person cannot take those of all.
+    streams: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 /// How a person authenticated.
@@ -70,6 +78,11 @@ impl PersonCaller {
         &self.code
     }
 
+    /// The person as a unit of limits.
+    pub(super) fn credential_key(&self) -> CredentialKey {
+        CredentialKey::new(CredentialScope::Clients, &self.code)
+    }
+
     pub(super) fn authorize(&self, request: &AccessRequest<'_>) -> Result<(), ErrorResponse> {
         authorize(&self.grant, request)
             .map_err(|missing| error_response(StatusCode::FORBIDDEN, &missing.to_string()))
@@ -95,7 +108,12 @@ impl PeopleAccess {
     /// Ends sessions when a new users file no longer has their person or token.
     pub fn start(people: Reloadable<Apps>, proxy: Option<Arc<TrustedProxy>>) -> Arc<PeopleAccess> {
         let mut files = people.subscribe();
-        let access = Arc::new(PeopleAccess { people, proxy, sessions: Sessions::default() });
+        let access = Arc::new(PeopleAccess {
+            people,
+            proxy,
+            sessions: Sessions::default(),
+            streams: Mutex::default(),
+        });
         let weak = Arc::downgrade(&access);
         tokio::spawn(async move {
             while files.changed().await.is_ok() {
@@ -230,6 +248,14 @@ impl PeopleAccess {
                 tokio::time::sleep(CHECK_INTERVAL).await;
             }
         })
+    }
+
+    /// A permit for an event stream of a person. `None`: all are in use.
+    pub(super) fn stream_permit(&self, person: &PersonCaller) -> Option<OwnedSemaphorePermit> {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let permits =
+            streams.entry(person.code.clone()).or_insert_with(|| Arc::new(Semaphore::new(MAX_STREAMS)));
+        Arc::clone(permits).try_acquire_owned().ok()
     }
 
     /// Whether the browser's connection uses TLS, here or at a trusted proxy.
