@@ -100,11 +100,11 @@ impl Site {
     }
 
     /// A request from another of this machine's loopback addresses.
-    fn from(&self, peer: [u8; 4], method: &str, path: &str, headers: &str) -> Answer {
-        self.from_with(peer, method, path, headers, "")
+    fn send_from(&self, peer: [u8; 4], method: &str, path: &str, headers: &str) -> Answer {
+        self.send_from_with(peer, method, path, headers, "")
     }
 
-    fn from_with(&self, peer: [u8; 4], method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    fn send_from_with(&self, peer: [u8; 4], method: &str, path: &str, headers: &str, body: &str) -> Answer {
         use std::io::Write;
         let mut stream = connect_from(peer, self.at);
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -430,28 +430,28 @@ fn the_user_header_counts_only_from_a_trusted_proxy() {
     let site = Site::new(&proxy);
     let ann = "X-Forwarded-User: ann\r\n";
     for peer in [[127, 0, 0, 1], [127, 9, 9, 8], [127, 9, 9, 10]] {
-        assert_eq!(site.from(peer, "GET", "/api/v1/session", ann).status, 401, "{peer:?}");
+        assert_eq!(site.send_from(peer, "GET", "/api/v1/session", ann).status, 401, "{peer:?}");
     }
     let says = "user header ignored: the peer is not a trusted proxy";
     until("it is logged", || read_log(&site.machine, "watch.log").contains(says));
-    let session = site.from(PROXY, "GET", "/api/v1/session", ann);
+    let session = site.send_from(PROXY, "GET", "/api/v1/session", ann);
     assert_eq!((session.status, &session.json()["person"]), (200, &json!("ann")), "{}", session.body);
     assert_eq!(session.json()["csrf"], Value::Null, "a program has no session");
     for (name, says) in
         [("eve", "person eve is not in the users file"), ("Ann", "person Ann is not"), ("late", "expired at")]
     {
-        let answer = site.from(PROXY, "GET", "/api/v1/status", &format!("X-Forwarded-User: {name}\r\n"));
+        let answer = site.send_from(PROXY, "GET", "/api/v1/status", &format!("X-Forwarded-User: {name}\r\n"));
         assert!(answer.status == 403 && answer.body.contains(says), "{name}: {}", answer.body);
     }
     let two = format!("{ann}X-Forwarded-User: root\r\n");
-    assert_eq!(site.from(PROXY, "GET", "/api/v1/session", &two).status, 400);
+    assert_eq!(site.send_from(PROXY, "GET", "/api/v1/session", &two).status, 400);
     // Without a header the proxy is a peer like others.
-    assert_eq!(site.from(PROXY, "GET", "/api/v1/session", "").status, 401);
+    assert_eq!(site.send_from(PROXY, "GET", "/api/v1/session", "").status, 401);
     // The login at the proxy is sent with requests of other sites' pages, too.
-    let answer = site.from(PROXY, "POST", "/api/v1/look", ann);
+    let answer = site.send_from(PROXY, "POST", "/api/v1/look", ann);
     assert!(answer.status == 403 && answer.body.contains("CSRF"), "{}", answer.body);
     let https = format!("{ann}{HTML}X-Forwarded-Proto: https\r\n");
-    let page = site.from(PROXY, "GET", "/", &https);
+    let page = site.send_from(PROXY, "GET", "/", &https);
     let name = format!("__host-{}", site.cookie_name());
     let line = page.head.lines().find(|line| line.contains(&name)).unwrap_or_else(|| panic!("{}", page.head));
     assert!(line.ends_with("; httponly; samesite=strict; secure"), "{line}");
@@ -459,22 +459,22 @@ fn the_user_header_counts_only_from_a_trusted_proxy() {
     let csrf = between(&page.body, "name=\"csrf\" value=\"", "\"");
     let change = format!("Cookie: {cookie}\r\nX-Abide-Csrf: {csrf}\r\nX-Forwarded-Proto: https\r\n");
     let by = |name: &str| format!("{change}X-Forwarded-User: {name}\r\n");
-    assert_eq!(site.from(PROXY, "POST", "/api/v1/look", &by("ann")).status, 202);
+    assert_eq!(site.send_from(PROXY, "POST", "/api/v1/look", &by("ann")).status, 202);
     assert_eq!(
-        site.from(PROXY, "POST", "/api/v1/look", &change).status,
+        site.send_from(PROXY, "POST", "/api/v1/look", &change).status,
         401,
         "the session needs the proxy's header"
     );
-    assert_eq!(site.from([127, 0, 0, 1], "POST", "/api/v1/look", &by("ann")).status, 401);
+    assert_eq!(site.send_from([127, 0, 0, 1], "POST", "/api/v1/look", &by("ann")).status, 401);
     // Another person at the same browser does not use the session, and ends it.
-    assert_eq!(site.from(PROXY, "POST", "/api/v1/look", &by("sso")).status, 403);
-    assert_eq!(site.from(PROXY, "POST", "/api/v1/look", &by("ann")).status, 403);
+    assert_eq!(site.send_from(PROXY, "POST", "/api/v1/look", &by("sso")).status, 403);
+    assert_eq!(site.send_from(PROXY, "POST", "/api/v1/look", &by("ann")).status, 403);
     // A person without a token has only the proxy; tokens work directly.
-    assert_eq!(site.from(PROXY, "GET", "/api/v1/session", "X-Forwarded-User: sso\r\n").status, 200);
+    assert_eq!(site.send_from(PROXY, "GET", "/api/v1/session", "X-Forwarded-User: sso\r\n").status, 200);
     assert_eq!(site.status("/api/v1/session", &bearer(ANN)), 200);
     // The person of the header counts, not the credentials next to it.
     let both = format!("X-Forwarded-User: bob\r\n{}", bearer(ROOT));
-    assert_eq!(site.from(PROXY, "GET", "/api/v1/session", &both).json()["person"], "bob");
+    assert_eq!(site.send_from(PROXY, "GET", "/api/v1/session", &both).json()["person"], "bob");
 }
 
 /// A connection with TLS, verified against an authority.
@@ -750,7 +750,7 @@ fn every_route_of_the_controller_has_its_rule_for_every_caller() {
             };
             // A peer with one wrong login is not delayed.
             let peer = [127, 3, nth, u8::try_from(other).expect("a few") + 1];
-            let answer = site.from_with(peer, method, path, &headers, body);
+            let answer = site.send_from_with(peer, method, path, &headers, body);
             let what = format!("{method} {path} as {visitor:?}: {}", answer.body);
             assert_eq!(answer.status, expected(path, *visitor), "{what}");
             compared += 1;
