@@ -641,6 +641,7 @@ fn flags_that_would_trust_too_much_are_refused() {
     }
     let (code, text) = run("--listen 127.0.0.1:0 --users missing.yaml");
     assert!(code == Some(1) && text.contains("--users: cannot read missing.yaml"), "{code:?} {text}");
+    assert!(!folder.path().join(".abide-home/address").exists(), "no local system was started: {text}");
 }
 
 /// Who calls a route of the matrix.

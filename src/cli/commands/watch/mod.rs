@@ -52,11 +52,12 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        // An invalid file ends it before the local system is started.
         let tls = args.listen.tls()?;
+        let access = args.listen.access(address, printer)?;
         let live = args.target.connect_or_start(printer)?;
         let notifiers = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
-        let access = args.listen.access(address, printer)?;
         let router = dashboard::router(notifiers.dashboard(access, state.clone(), None));
         let server = StatusServer::start(socket, address, tls, router);
         printer.data(&format!("ready {}\n", server.url));
