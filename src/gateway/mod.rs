@@ -23,10 +23,8 @@
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
-pub mod access;
 mod agent_calls;
 mod app_limits;
-pub mod apps;
 pub mod auth;
 mod batch;
 mod channel;
@@ -65,6 +63,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use crate::access;
+pub use crate::access::apps;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 
@@ -203,7 +203,7 @@ pub struct Caller {
     /// Idempotency key of the call.
     pub op: Option<String>,
     pub grant: Arc<access::Grant>,
-    pub limits: app_limits::AppLimits,
+    pub limits: access::AppLimits,
 }
 
 impl Caller {

@@ -75,6 +75,8 @@ mod openapi;
 mod orphans;
 mod other_sources;
 mod ownership;
+mod people;
+mod people_gateway;
 mod permissions;
 mod plan;
 mod planner;
