@@ -68,6 +68,7 @@ pub async fn values(
             output: Sink::File(output.try_clone().map_err(|error| LaunchError::Output(OutputError(error)))?),
             record: None,
             pid_file: None,
+            foreign: None,
             group,
             sandbox: sandbox.clone(),
         };

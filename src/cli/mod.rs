@@ -10,6 +10,7 @@ mod help;
 mod key_file;
 mod local;
 mod output;
+mod people;
 mod status_server;
 mod sync_status;
 mod systemd;

@@ -195,7 +195,7 @@ async fn respond<S: Store>(
     let is_agent_call = call.rule() == RouteRule::Agent;
     let guard =
         is_agent_call.then(|| AgentGuard::of(&shared.authenticator, shared.fleet.pins(), parts)).flatten();
-    let identity = identify(&apps, guard.as_ref(), call, parts);
+    let identity = identify(&shared.authenticator, &apps, guard.as_ref(), call, parts);
     let proof = match &identity {
         CallerIdentity::App(login) => {
             Some((login.app.credential_key(), shared.authenticator.app_credential_check(login)))
@@ -243,7 +243,8 @@ async fn respond<S: Store>(
         }
     };
     log.who.clone_from(&login.app.code);
-    log.as_user = credentials.user().unwrap_or_default();
+    // A person acts for no other user.
+    log.as_user = credentials.user().filter(|_| !login.app.is_person()).unwrap_or_default();
     let _admitted = match admitted.is_unknown() {
         true => readmit(&shared.known, login.app.credential_key(), &bytes)
             .map_err(|resource| overloaded(shared, call, connection, resource))?,
@@ -335,7 +336,7 @@ fn check_limits<S: Store>(
 
 const UNKNOWN_APP: &str = "no app is known by these credentials";
 
-fn peer_of(parts: &Parts) -> std::net::IpAddr {
+pub(super) fn peer_of(parts: &Parts) -> std::net::IpAddr {
     // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
     parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())

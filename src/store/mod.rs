@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use crate::http::{CallError, UnreadableResponse};
 
 pub use any::AnyStore;
-pub use embedded::Embedded;
+pub use embedded::{Embedded, TrimChoice, is_encrypted, print_set_aside};
 pub use key_file::{KeyFileError, KeyId, KeySource};
 pub use key_scope::KeyScope;
 pub use lease::{Holder, Lease, LeaseAttempt, Reset};
@@ -216,12 +216,16 @@ pub enum Error {
     /// quote.
     #[error("the stored value of {key} is not valid (line {line}, column {column})")]
     InvalidValue { key: String, line: usize, column: usize },
+    /// A line of a file of set-aside entries is damaged.
+    #[error("{file}, line {line}: not an entry that was set aside")]
+    InvalidLine { file: String, line: usize },
     /// The file was written by a newer Abide.
     #[error("{file} has format {version}, from a newer abide: use that one, or another folder")]
     TooNew { file: String, version: i64 },
     /// The file is encrypted, and its key is missing. Nothing was changed.
     #[error(
-        "{file} is encrypted, and {keys}. Nothing was changed: pass the key file with --key-file, or restore it from a backup"
+        "{file} is encrypted, and {keys}. Nothing was changed: restore the key file from a backup, or pass the right one with \
+         --key-file FILE (ABIDE_KEY_FILE)"
     )]
     KeyMissing { file: String, keys: String },
     /// The key file cannot be used.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use abide::store::{Embedded, Error, KeySource, Store, Txn};
+use abide::store::{Embedded, Error, KeySource, Store, TrimChoice, Txn, print_set_aside};
 
 use crate::fixtures::workspace::Workspace;
 use crate::serve::{Gateway, log_of};
@@ -119,7 +119,10 @@ fn a_file_whose_key_is_missing_or_wrong_is_refused_unchanged() {
     let wrong = place.0.path().join("wrong");
     std::fs::copy(place.0.path().join("key"), &wrong).expect("a copy");
     std::fs::write(&wrong, key('2')).expect("a file");
-    let trim_all = |entries: &mut dyn Iterator<Item = (String, usize)>| entries.map(|(key, _)| key).collect();
+    let trim_all = |entries: &mut dyn Iterator<Item = (String, usize)>| TrimChoice {
+        set_aside: entries.map(|(key, _)| key).collect(),
+        ..TrimChoice::default()
+    };
     for (keys, why) in [
         (KeySource::None, "no key file is given"),
         (KeySource::File(missing.clone()), "nowhere does not exist"),
@@ -245,6 +248,98 @@ fn moved_and_damaged_values_are_refused() {
     }
 }
 
+/// The log of such a store has one row without a value, also after the log of an older version.
+#[test]
+fn a_store_without_a_log_is_encrypted_and_other_readers_follow_it() {
+    let place = Place::new();
+    run(async { fill(&Embedded::open(&place.file()).expect("it opens")).await });
+    let keys = place.keys(&key('1'));
+    run(async {
+        let store = Embedded::open_alone_unlogged(&place.file(), &keys).expect("it opens");
+        // The first read of a row that is one change behind, and of one that is two behind.
+        store.txn(Txn::put("reg/01", format!("{SECRET} first"))).await.expect("a write");
+        let reader = Embedded::open_as_found(&place.file(), &keys).expect("it opens");
+        for (nth, text) in [SECRET, "second", "third"].into_iter().enumerate() {
+            for _ in 0..=nth % 2 {
+                store.txn(Txn::put("reg/01", text)).await.expect("a write");
+            }
+            assert_eq!(value(&reader, "reg/01").await.as_deref(), Some(text));
+        }
+        let last = store.get("reg/01").await.expect("a read").expect("an entry").mod_seq;
+        let told = reader.changes("reg/", last - 1).await;
+        assert!(matches!(told, Err(Error::Compacted)), "{told:?}");
+        store.txn(Txn::delete("reg/02")).await.expect("a write");
+        assert_eq!(value(&reader, "reg/02").await, None);
+        store.settle().await.expect("a checkpoint");
+    });
+    assert!(!place.has("hunter2"));
+    let file = rusqlite::Connection::open(place.file()).expect("a database");
+    let rows: (i64, i64) = file
+        .query_row("SELECT count(*), count(value) FROM log", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .expect("rows");
+    assert_eq!(rows, (1, 0));
+    drop(file);
+    // A rotation and the way back keep content and number.
+    let last = |store: &Embedded| run(async { store.range("", None, 1).await.expect("entries").as_of });
+    let before = last(&Embedded::open_as_found(&place.file(), &keys).expect("it opens"));
+    for text in [format!("{}{}", key('2'), key('1')), key('2'), format!("plain\n{}", key('2'))] {
+        let keys = place.keys(&text);
+        let store = Embedded::open_alone_unlogged(&place.file(), &keys).expect("it opens");
+        assert_eq!((run(value(&store, "reg/01")).as_deref(), last(&store)), (Some("third"), before));
+    }
+    assert_eq!(place.version(), 1);
+}
+
+/// Entries that are set aside are readable with the key only; sizes and index values are those of the text.
+#[test]
+fn entries_that_are_set_aside_are_encrypted() {
+    for was_plain in [true, false] {
+        let place = Place::new();
+        let keys = place.keys(&key('1'));
+        let first = if was_plain { KeySource::None } else { keys.clone() };
+        let text = format!(r#"{{"secret":"{SECRET}"}}"#);
+        run(async {
+            let store = Embedded::open_keyed(&place.file(), &first).expect("it opens");
+            for (key, value) in [("reg/a", &*text), ("reg/b", "{}"), ("index/1", "a"), ("index/2", "b")] {
+                store.txn(Txn::put(key, value)).await.expect("a write");
+            }
+            store.settle().await.expect("a checkpoint");
+        });
+        let size = text.len();
+        let trim = move |entries: &mut dyn Iterator<Item = (String, usize)>| {
+            let set_aside: Vec<String> =
+                entries.filter(|(_, length)| *length == size).map(|(key, _)| key).collect();
+            TrimChoice {
+                set_aside,
+                index_entries: vec![("index/".to_owned(), vec!["a".to_owned()])],
+                ..TrimChoice::default()
+            }
+        };
+        let both = place.keys(&format!("{}{}", key('2'), key('1')));
+        let store = Embedded::open_alone_trimmed(&place.file(), &both, &trim).expect("it opens");
+        let left = run(async { store.range("", None, 10).await.expect("entries").entries });
+        let left: Vec<&str> = left.iter().map(|entry| &*entry.key).collect();
+        assert_eq!(left, ["index/2", "reg/b"], "was plain: {was_plain}");
+        drop(store);
+        assert!(!place.has("hunter2"), "was plain: {was_plain}");
+        let aside = place.bytes().into_iter().find(|(path, _)| path.to_string_lossy().contains("set-aside"));
+        let (aside, bytes) = aside.expect("a file");
+        let read = |keys: &KeySource| {
+            let mut entries = Vec::new();
+            print_set_aside(&aside, keys, &mut |entry| entries.push(entry.to_string())).map(|()| entries)
+        };
+        let entry = format!(r#"{{"key":"reg/a","value":{text}}}"#);
+        assert_eq!(read(&place.keys(&key('2'))).expect("entries"), [entry]);
+        for wrong in [KeySource::None, place.keys(&key('1'))] {
+            let refused = read(&wrong);
+            assert!(matches!(refused, Err(Error::KeyMissing { .. })), "{refused:?}");
+        }
+        std::fs::write(&aside, String::from_utf8_lossy(&bytes).replace("reg/a", "reg/c")).expect("a file");
+        let refused = read(&place.keys(&key('2')));
+        assert!(matches!(refused, Err(Error::InvalidLine { line: 1, .. })), "{refused:?}");
+    }
+}
+
 fn serve(here: &Path, more: &[&str]) -> (Option<i32>, String) {
     let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
     let output = abide(&[&args[..], more].concat(), here, b"");
@@ -265,8 +360,11 @@ fn a_gateway_without_its_key_does_not_start_and_loses_nothing() {
     let kept = folder.path().join("kept");
     std::fs::rename(key_file(folder.path()), &kept).expect("it is moved");
     let (code, told) = serve(folder.path(), &[]);
+    let path = key_file(folder.path()).display().to_string();
     assert!(
-        code == Some(1) && told.contains("is encrypted, and the key file") && told.contains("--key-file"),
+        code == Some(1)
+            && told.contains(&format!("is encrypted, and the key file {path} does not exist"))
+            && told.contains("restore the key file from a backup, or pass the right one with --key-file"),
         "{told}"
     );
     assert!(!key_file(folder.path()).exists());
@@ -319,5 +417,38 @@ fn the_default_key_is_in_the_users_configuration() {
                 assert!(child.0.try_wait().expect("a status").is_none(), "it runs: {}", log_of(here));
             }
         }
+    }
+}
+
+#[test]
+fn doctor_warns_about_a_store_without_encryption() {
+    let folder = Workspace::new();
+    let here = folder.path();
+    for (keys, warns) in [("none", true), ("key", false)] {
+        let run = |args: &[&str]| {
+            let mut command = command(args, here);
+            let key = if keys == "none" { "none".into() } else { here.join(keys) };
+            command.env("ABIDE_HOME", here.join("home")).env("ABIDE_KEY_FILE", key);
+            command.stdin(Stdio::null()).output().expect("it runs")
+        };
+        let mut up = crate::apply::KillOnDrop({
+            let mut command = command(&["-q", "up"], here);
+            let key = if keys == "none" { "none".into() } else { here.join(keys) };
+            command.env("ABIDE_HOME", here.join("home")).env("ABIDE_KEY_FILE", key);
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("it starts")
+        });
+        let told = || crate::support::stdout(&run(&["doctor"]));
+        until("it runs", || told().contains("accepts the credentials"));
+        for file in ["gateway/store.db", "agent/agent.db"] {
+            let warning = format!("{} is not encrypted", here.join("home").join(file).display());
+            assert_eq!(told().contains(&warning), warns, "{keys}: {}", told());
+        }
+        run(&["down"]);
+        up.0.wait().expect("it ends");
     }
 }

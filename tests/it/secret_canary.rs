@@ -18,17 +18,19 @@ use crate::fixtures::manifest::Manifest;
 use crate::fixtures::workspace::Workspace;
 use crate::http::{Answer, Request};
 use crate::joining::write_server_files;
+use crate::people::{between, set_cookie, write_private};
 use crate::serve::Gateway;
-use crate::support::{command, needs, stderr, stdout, until};
+use crate::support::{abide, command, needs, stderr, stdout, until};
 use crate::system::{kill, processes, whoami};
 
 const HOST: &str = "0:127.0.0.1";
 /// Files and folders that the user wrote secrets to: inputs, not outputs.
-const INPUTS: [&str; 9] = [
+const INPUTS: [&str; 10] = [
     "apps.yaml",
     "abide.yaml",
     "secret",
     "reader-secret",
+    "person-token",
     "join",
     "env-file",
     "m",
@@ -41,7 +43,7 @@ struct Canaries(Vec<(&'static str, String)>);
 
 impl Canaries {
     fn new() -> Canaries {
-        let names = ["env", "next-env", "git-env", "env-file", "app", "reader", "git"];
+        let names = ["env", "next-env", "git-env", "env-file", "app", "reader", "person", "git"];
         Canaries(names.map(|name| (name, format!("canary-{name}-{:024x}", fastrand::u128(..) >> 32))).into())
     }
 
@@ -89,11 +91,17 @@ impl Run {
             canaries.get("reader")
         );
         std::fs::write(folder.path().join("apps.yaml"), apps).expect("a file");
-        for (file, name) in [("secret", "app"), ("reader-secret", "reader"), ("env-file", "env-file")] {
-            std::fs::write(folder.path().join(file), format!("{}\n", canaries.get(name))).expect("a file");
+        for (file, name) in [
+            ("secret", "app"),
+            ("reader-secret", "reader"),
+            ("env-file", "env-file"),
+            ("person-token", "person"),
+        ] {
+            write_private(&folder.path().join(file), &format!("{}\n", canaries.get(name)));
         }
         std::fs::create_dir(folder.path().join("m")).expect("a folder");
         let mut run = Run { folder, gateway: None, canaries, leaks: Vec::new() };
+        run.write_users();
         run.start_gateway();
         run
     }
@@ -102,17 +110,30 @@ impl Run {
         self.folder.path().join(name)
     }
 
+    /// A person, with the digest of the token that `access hash` prints.
+    fn write_users(&mut self) {
+        let token = self.canaries.get("person").to_owned();
+        let output = abide(&["-vv", "access", "hash"], self.folder.path(), token.as_bytes());
+        let digest = stdout(&output).trim().to_owned();
+        assert_eq!(digest.len(), 64, "{digest} {}", stderr(&output));
+        self.check("abide access hash", &[output.stdout, output.stderr].concat());
+        let users = format!("users:\n  - {{name: ann, token_sha256: {digest}, role: admin}}\n");
+        write_private(&self.path("users.yaml"), &users);
+    }
+
     fn start_gateway(&mut self) {
         let tls = ["-vv", "--tls-cert", "cert.pem", "--tls-key", "key.pem", "--ca-dir", "ca"];
-        let gateway = Gateway::start(self.folder.path(), &tls);
-        let target = |name: &str, app: &str, file: &str| {
+        let gateway = Gateway::start(self.folder.path(), &[&tls[..], &["--users", "users.yaml"]].concat());
+        let target = |name: &str, auth: &str| {
             format!(
-                "  {name}: {{url: '{}', dialect: abide, ca_file: server-ca.pem, ca_only: true, auth: {{app_code: {app}, app_secret: {{file: {file}}}}}}}\n",
+                "  {name}: {{url: '{}', dialect: abide, ca_file: server-ca.pem, ca_only: true, auth: {{{auth}}}}}\n",
                 gateway.url
             )
         };
-        let (all, reader) = (target("there", "all", "secret"), target("reader", "reader", "reader-secret"));
-        std::fs::write(self.path("abide.yaml"), format!("targets:\n{all}{reader}")).expect("a file");
+        let all = target("there", "app_code: all, app_secret: {file: secret}");
+        let reader = target("reader", "app_code: reader, app_secret: {file: reader-secret}");
+        let person = target("person", "token: {file: person-token}");
+        std::fs::write(self.path("abide.yaml"), format!("targets:\n{all}{reader}{person}")).expect("a file");
         self.gateway = Some(gateway);
     }
 
@@ -144,15 +165,20 @@ impl Run {
         (output.status.code().unwrap_or(-1), out, err)
     }
 
-    /// Calls the gateway with an app's credentials, and checks the answer.
+    /// Calls the gateway with the credentials of an app, or of the person `ann`, and checks the answer.
     fn call(&mut self, app: &str, secret: &str, method: &str, path: &str, body: &str) -> String {
         use base64::Engine;
-        let credentials = format!("{app}:{}", self.canaries.get(secret));
-        let credentials = base64::engine::general_purpose::STANDARD.encode(credentials);
+        let credentials = match app {
+            "ann" => format!("Bearer {}", self.canaries.get(secret)),
+            _ => {
+                let credentials = format!("{app}:{}", self.canaries.get(secret));
+                format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(credentials))
+            }
+        };
         let url = self.gateway.as_ref().expect("a gateway").url.clone();
         let address = url.split("//").nth(1).expect("an address").parse().expect("an address");
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Basic {credentials}\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: {credentials}\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
@@ -418,7 +444,9 @@ fn apply_and_read(run: &mut Run) {
         let output = command(args, run.folder.path()).stdin(Stdio::null()).output().expect("it runs");
         run.check(&args.join(" "), &[output.stdout, output.stderr].concat());
     }
-    for target in ["there", "reader"] {
+    let (code, out, err) = run.verb_at("person", &["get", "processes"]);
+    assert!(code == 0 && out.contains("api"), "{out}{err}");
+    for target in ["there", "reader", "person"] {
         for args in [
             &["get", "processes", "-o", "json"][..],
             &["get", "processes"],
@@ -468,6 +496,8 @@ fn follow_git(run: &mut Run) -> KillOnDrop {
         "git",
         "--target",
         "there",
+        "--users",
+        "users.yaml",
     ];
     let mut watch = command(&args, run.folder.path());
     watch
@@ -497,18 +527,16 @@ fn call_everything(run: &mut Run) {
         "/api/v1/plan",
         "/api/v1/history",
         "/api/v1/events",
+        "/api/v1/session",
     ] {
-        let mut stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
-            .expect("a request");
-        let answer = read_start(&mut stream);
+        let bearer = format!("Authorization: Bearer {}\r\n", run.canaries.get("person"));
+        let answer = call_controller(run, address, "GET", path, &bearer, "");
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
-        run.check(&format!("GET {path} of the controller"), answer.body.as_bytes());
     }
+    log_in(run, address);
     let host = r#"[{"ip": "127.0.0.1", "bk_cloud_id": 0}]"#;
     let meta = r#""meta": {"namespace": "web", "name": "api"}"#;
-    for (app, secret) in [("all", "app"), ("reader", "reader")] {
+    for (app, secret) in [("all", "app"), ("reader", "reader"), ("ann", "person")] {
         for path in [
             "processes",
             "processes/figures",
@@ -527,5 +555,51 @@ fn call_everything(run: &mut Run) {
             run.call(app, secret, "POST", &format!("/api/c/compapi/v2/gse/{call}/"), &body);
         }
     }
+    // Right secrets of other callers.
     run.call("reader", "app", "GET", "/api/abide/v1/processes", "");
+    run.call("ann", "app", "GET", "/api/abide/v1/processes", "");
+}
+
+/// Calls the controller, and checks head and body of the answer.
+fn call_controller(
+    run: &mut Run,
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> Answer {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+    )
+    .expect("a request");
+    let answer = read_start(&mut stream);
+    run.check(
+        &format!("{method} {path} of the controller"),
+        format!("{}\n{}", answer.head, answer.body).as_bytes(),
+    );
+    answer
+}
+
+/// A person logs in with the form, first with a token that the form refuses.
+fn log_in(run: &mut Run, address: SocketAddr) {
+    for (token, status) in [("app", 401), ("person", 303)] {
+        let form = call_controller(run, address, "GET", "/login", "Accept: text/html\r\n", "");
+        let csrf = between(&form.body, "name=\"csrf\" value=\"", "\"").to_owned();
+        let cookie = set_cookie(&form, &format!("abide_login_{}", address.port()));
+        let body = format!("token={}&csrf={csrf}", run.canaries.get(token));
+        let cookie = format!("Cookie: {cookie}\r\n");
+        let answer = call_controller(run, address, "POST", "/api/v1/login", &cookie, &body);
+        assert_eq!(answer.status, status, "{}", answer.body);
+        if status == 303 {
+            let session = set_cookie(&answer, &format!("abide_session_{}", address.port()));
+            let cookie = format!("Cookie: {session}\r\n");
+            let page = call_controller(run, address, "GET", "/", &cookie, "");
+            assert!(page.status == 200 && page.body.contains("ann"), "{}", page.body);
+        }
+    }
 }

@@ -267,6 +267,15 @@ fn up(program: &Path, here: &Path) -> KillOnDrop {
     KillOnDrop(child)
 }
 
+/// Before a downgrade: the next start of the new version decrypts its database.
+fn set_plain(here: &Path, is_plain: bool) {
+    let file = key_file(here);
+    let text = std::fs::read_to_string(&file).expect("a key file");
+    let keys = text.strip_prefix("plain\n").unwrap_or(&text);
+    let text = if is_plain { format!("plain\n{keys}") } else { keys.to_owned() };
+    crate::people::write_private(&file, &text);
+}
+
 /// The local system, with processes of every kind: replaced by the new version, and back.
 #[test]
 fn a_local_system_is_upgraded_and_downgraded_under_its_processes() {
@@ -303,7 +312,10 @@ fn a_local_system_is_upgraded_and_downgraded_under_its_processes() {
     assert_eq!((before.len(), running), (7, 5), "{before:?}");
     let effects = machine.effects();
     run(&old(), &["down"], here);
-    for program in [new(), old(), new()] {
+    for (program, is_plain) in [(new(), false), (new(), true), (old(), true), (new(), false)] {
+        if key_file(here).exists() {
+            set_plain(here, is_plain);
+        }
         let mut up = up(&program, here);
         until("all is as it was", || rows(&program) == before);
         for verb in ["plan", "apply"] {
@@ -455,9 +467,16 @@ fn gateway_and_agent_are_upgraded_one_after_the_other_and_back() {
     for (stage, (what, program)) in
         [("gateway", &new), ("agent", &new), ("gateway", &old), ("agent", &old)].into_iter().enumerate()
     {
-        match what {
-            "gateway" => pair.start_gateway(program),
-            _ => pair.start_agent(program),
+        let is_downgrade = stage >= 2;
+        if is_downgrade {
+            set_plain(pair.folder.path(), true);
+        }
+        // A start of the new version decrypts before a downgrade.
+        for program in is_downgrade.then_some(&new).into_iter().chain([program]) {
+            match what {
+                "gateway" => pair.start_gateway(program),
+                _ => pair.start_agent(program),
+            }
         }
         until("all are reported with their pids", || names.map(|name| pair.pid(name)) == pids.map(Some));
         // The mix works: something is started, restarted and stopped.

@@ -15,14 +15,15 @@ use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::fleet_ca::FleetArgs;
 use crate::cli::key_file::KeyFileArgs;
 use crate::cli::output::print::Printer;
+use crate::cli::people::{PeopleArgs, read_users};
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_reports, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
-use crate::store::{Embedded, Error};
+use crate::store::{Embedded, Error, print_set_aside};
 
 /// Run the gateway: GSE and JOB process API for clients and agents
 ///
@@ -31,6 +32,7 @@ use crate::store::{Embedded, Error};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
+    --users             users: [{name: NAME, token_sha256: HEX, role: read|operate|admin, namespaces: [\"*\"]}]\n  \
     --agent-token-file  lines CLOUD:IP TOKEN, or * TOKEN for any host; TOKEN may be sha256:HEX"
 )]
 pub struct ServeArgs {
@@ -43,6 +45,8 @@ pub struct ServeArgs {
     /// File of apps: credentials of clients and their namespaces
     #[arg(long, env = "ABIDE_APPS", value_name = "FILE")]
     pub apps: PathBuf,
+    #[command(flatten)]
+    pub people: PeopleArgs,
     /// File of agent tokens
     #[arg(long, env = "ABIDE_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub agent_token_file: Option<PathBuf>,
@@ -59,6 +63,9 @@ pub struct ServeArgs {
     pub insecure_listen: bool,
     #[command(flatten)]
     pub keys: KeyFileArgs,
+    /// Print the registrations of a `store.db.set-aside-TIME` file, decrypted, and exit
+    #[arg(long, value_name = "FILE")]
+    pub print_set_aside: Option<PathBuf>,
     #[command(flatten)]
     pub fleet: FleetArgs,
     #[command(flatten)]
@@ -95,6 +102,11 @@ fn at_least_one(text: &str) -> Result<usize, InvalidValue> {
 }
 
 pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
+    if let Some(file) = &args.print_set_aside {
+        let keys = args.keys.source(&args.data)?;
+        let printed = print_set_aside(file, &keys, &mut |entry| printer.data(&format!("{entry}\n")));
+        return printed.map(|()| Exit::Done).map_err(|error| Failure::new(Exit::Failed, error.to_string()));
+    }
     if !args.listen.ip().is_loopback() && args.tls_cert.is_none() && !args.insecure_listen {
         let message = format!("refusing to listen on {} without TLS (not a loopback address)", args.listen);
         let hint = "pass --tls-cert and --tls-key, or --insecure-listen behind a proxy that terminates TLS";
@@ -111,11 +123,15 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
 async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
-    let file = args.apps.clone();
-    let apps = watch_file(vec![file.clone()], move || {
+    let (file, users) = (args.apps.clone(), args.people.users.clone());
+    let files = std::iter::once(file.clone()).chain(users.clone()).collect();
+    let apps = watch_file(files, move || {
         let apps = Apps::read(&file)?;
         require_private(&file)?;
-        Ok::<_, CredentialsFileError>(apps)
+        Ok::<_, CredentialsFileError>(match &users {
+            Some(users) => apps.with_people(read_users(users)?),
+            None => apps,
+        })
     });
     let apps = apps.map_err(|error| failed(chain(&error)))?;
     let tokens = match &args.agent_token_file {
@@ -155,7 +171,7 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
-    let authenticator = Authenticator::new(apps, tokens);
+    let authenticator = Authenticator::new(apps, tokens).with_proxy(args.people.proxy());
     let no_routes = |_: &Arc<Gateway<Embedded>>, _| Router::new();
     let gateway = RunningGateway::start(
         store,
@@ -258,7 +274,7 @@ pub fn open_store(folder: &Path, keys: &KeyFileArgs) -> Result<Embedded, Failure
     private_folder(folder)?;
     let file = folder.join("store.db");
     private_file(&file)?;
-    let store = Embedded::open_alone_trimmed(&file, &keys, &excess_reports).map_err(|error| match error {
+    let store = Embedded::open_alone_trimmed(&file, &keys, &excess_entries).map_err(|error| match error {
         Error::Corrupt { .. }
         | Error::TooNew { .. }
         | Error::InUse { .. }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::seal::Sealer;
@@ -22,6 +23,8 @@ pub(super) const VERSION_PLAIN: i64 = 1;
 pub(super) const VERSION_UNSWEPT: i64 = 2;
 /// Format of a file: values are encrypted.
 pub(super) const VERSION_SEALED: i64 = 3;
+/// Key of a logged row for changes that the log does not keep: its number and all earlier ones.
+pub(super) const COMPACTED_KEY: &str = "";
 /// How long a writer waits for the write of another process.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -103,6 +106,9 @@ pub(super) fn logged(
     let mut changes = Vec::new();
     while let Some(row) = rows.next()? {
         let key: String = row.get(1)?;
+        if key == COMPACTED_KEY && row.get_ref(2)? == ValueRef::Null {
+            return Ok(None);
+        }
         if key.starts_with(prefix) {
             let (at, value) = (row.get(0)?, row.get::<_, Option<Vec<u8>>>(2)?);
             let written = value.as_deref().map_or_else(|| gone(&key, at), |value| sum(&key, value, at));

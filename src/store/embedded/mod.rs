@@ -5,7 +5,8 @@
 //! commits (WAL, synchronous FULL: the commit is on disk), and only then replies; many small writes share one fsync.
 //! Readers use an in-memory cache. Another process may write to the same file: before each read the cache checks
 //! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes, up to
-//! 128 MiB; a request for older ones returns [`Error::Compacted`].
+//! 128 MiB; a request for older ones returns [`Error::Compacted`]. The most recent ones are in memory as well. A store
+//! without followers keeps no log.
 //!
 //! A failed commit changes nothing: its callers get the error, the cache stays unchanged, and the next transaction
 //! starts over.
@@ -15,6 +16,7 @@ mod file;
 mod high_water_mark;
 mod seal;
 mod sweep;
+mod trim;
 mod writer;
 
 use std::ops::Bound;
@@ -25,12 +27,14 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
-use self::cache::{Cache, beginning_with};
+use self::cache::{Cache, RecentChanges, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::high_water_mark::HighWaterMark;
 use self::seal::Sealer;
 use self::sweep::FileFormat;
-use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
+pub use self::sweep::is_encrypted;
+pub use self::trim::{Trim, TrimChoice, print_set_aside};
+use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, KeySource, Outcome, Page, Seq, Store, Txn, keys};
 
@@ -40,8 +44,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long an exclusive open waits for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Chooses entries to delete, from the keys and sizes of all.
-pub type Trim<'a> = &'a dyn Fn(&mut dyn Iterator<Item = (String, usize)>) -> Vec<String>;
+/// What the log of changes keeps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChangeLog {
+    /// The last changes, for readers that follow them.
+    Kept,
+    LastNumber,
+}
 
 #[derive(Clone)]
 pub struct Embedded {
@@ -69,24 +78,27 @@ impl Embedded {
 
     /// Opens or creates the file, and encrypts its values if they are not.
     pub fn open_keyed(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
-        Embedded::open_as(file, OpenMode { keys, rewrite: true, ..OpenMode::default() })
+        Embedded::open_as(file, OpenMode { rewrite: true, ..OpenMode::of(keys) })
     }
 
     /// Opens the file and leaves its format as it is: another process may have it open.
     pub fn open_as_found(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
-        Embedded::open_as(file, OpenMode { keys, ..OpenMode::default() })
+        Embedded::open_as(file, OpenMode::of(keys))
     }
 
     /// Opens the file exclusively: other processes are refused while it is open, and reads do not access the file.
     pub fn open_alone(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
-        let exclusive_lock = Some(exclusive_lock(file)?);
-        Embedded::open_as(file, OpenMode { keys, rewrite: true, exclusive_lock, trim: None })
+        Embedded::open_as(file, OpenMode::alone(file, keys)?)
     }
 
-    /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
+    /// Opens the file exclusively and logs no change: for a store without followers. A write costs half.
+    pub fn open_alone_unlogged(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
+        Embedded::open_as(file, OpenMode { log: ChangeLog::LastNumber, ..OpenMode::alone(file, keys)? })
+    }
+
+    /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, keys: &KeySource, trim: Trim<'_>) -> Result<Embedded, Error> {
-        let exclusive_lock = Some(exclusive_lock(file)?);
-        Embedded::open_as(file, OpenMode { keys, rewrite: true, exclusive_lock, trim: Some(trim) })
+        Embedded::open_as(file, OpenMode { trim: Some(trim), ..OpenMode::alone(file, keys)? })
     }
 
     fn open_as(file: &Path, mode: OpenMode<'_>) -> Result<Embedded, Error> {
@@ -95,7 +107,7 @@ impl Embedded {
         prepare(&connection, file)?;
         let format = FileFormat::read(&connection, file, mode.keys, mode.rewrite)?;
         if let Some(trim) = mode.trim {
-            delete_excess(&mut connection, &format.sealer, trim).map_err(|fault| fault.understand(file))?;
+            trim::trim_file(&mut connection, file, &format.sealer, trim)?;
         }
         let sealer = Arc::new(match mode.rewrite {
             true => format.rewritten(&mut connection, file)?,
@@ -103,6 +115,7 @@ impl Embedded {
         });
         let reader = connect(file)?;
         let mut cache = Cache::default();
+        cache.recent = (mode.log == ChangeLog::Kept).then(RecentChanges::default);
         cache.load(&reader, &sealer).map_err(|fault| fault.understand(file))?;
         high_water_mark::check(file, marked, cache.last)?;
         let (writer, jobs) = mpsc::channel();
@@ -129,6 +142,7 @@ impl Embedded {
                     commits: 0,
                     uncompacted_bytes: 0,
                     wal_bytes: 0,
+                    is_logged: mode.log == ChangeLog::Kept,
                     shared: weak,
                 }
                 .run(&jobs);
@@ -159,11 +173,16 @@ struct OpenMode<'a> {
     rewrite: bool,
     exclusive_lock: Option<std::fs::File>,
     trim: Option<Trim<'a>>,
+    log: ChangeLog,
 }
 
-impl Default for OpenMode<'_> {
-    fn default() -> Self {
-        OpenMode { keys: &KeySource::None, rewrite: false, exclusive_lock: None, trim: None }
+impl<'a> OpenMode<'a> {
+    fn of(keys: &'a KeySource) -> OpenMode<'a> {
+        OpenMode { keys, rewrite: false, exclusive_lock: None, trim: None, log: ChangeLog::Kept }
+    }
+
+    fn alone(file: &Path, keys: &'a KeySource) -> Result<OpenMode<'a>, Error> {
+        Ok(OpenMode { rewrite: true, exclusive_lock: Some(exclusive_lock(file)?), ..OpenMode::of(keys) })
     }
 }
 
@@ -260,10 +279,15 @@ impl Store for Embedded {
         let mut last = self.shared.last.subscribe();
         loop {
             self.shared.refresh()?;
-            let found = {
-                let reader = lock(&self.shared.reader);
-                logged(&reader, &self.shared.sealer, prefix, after)
-                    .map_err(|fault| fault.understand(&self.shared.file))?
+            let recent =
+                read(&self.shared.cache).recent.as_ref().and_then(|recent| recent.after(prefix, after));
+            let found = match recent {
+                Some(changes) => Some(changes),
+                None => {
+                    let reader = lock(&self.shared.reader);
+                    logged(&reader, &self.shared.sealer, prefix, after)
+                        .map_err(|fault| fault.understand(&self.shared.file))?
+                }
             };
             match found {
                 None => return Err(Error::Compacted),

@@ -24,6 +24,8 @@ const NONCE: usize = SALT + 16;
 const TEXT: usize = NONCE + NONCE_LEN;
 /// Bytes of a value that name its key.
 pub(super) const HEAD: usize = SALT;
+/// Bytes that a sealed value has in addition to its text.
+const OVERHEAD: usize = TEXT + 16;
 /// Maximum derived keys in memory. Each opening of the file added one.
 const MAX_DERIVED: usize = 4096;
 
@@ -105,6 +107,14 @@ impl Sealer {
         head[ID..].try_into().ok().map(KeyId)
     }
 
+    /// Size of the text of a stored value, from its first bytes and its size.
+    pub(super) fn text_size(&self, head: &[u8], size: usize) -> usize {
+        match self.key_of(head) {
+            Some(_) => size.saturating_sub(OVERHEAD),
+            None => size,
+        }
+    }
+
     /// Refuses a key that is not in the key file.
     pub(super) fn require(&self, id: KeyId) -> Result<(), Fault> {
         match self.ring.find(id) {
@@ -177,7 +187,10 @@ fn no_random() -> Error {
 /// The key that is missing, and where it was looked for.
 fn shown(source: &KeySource, id: Option<KeyId>) -> String {
     match (source.path(), id) {
-        (None, _) => "no key file is given".to_owned(),
+        (None, _) => {
+            "no key file is given (default: /etc/abide/secret.key for root, else ~/.config/abide/secret.key)"
+                .to_owned()
+        }
         (Some(path), None) => format!("the key file {} does not exist", path.display()),
         (Some(path), Some(id)) => format!("the key file {} does not have key {id}", path.display()),
     }
@@ -200,6 +213,7 @@ mod tests {
         let (one, next) = (sealer(folder.path(), "k"), sealer(folder.path(), "k"));
         let sealed = one.seal("reg/a", 7, b"secret text").unwrap_or_default();
         assert!(!sealed.windows(6).any(|part| part == b"secret"));
+        assert_eq!(one.text_size(&sealed[..HEAD], sealed.len()), b"secret text".len());
         assert_ne!(sealed, one.seal("reg/a", 7, b"secret text").unwrap_or_default(), "nonces differ");
         assert_eq!(next.open("reg/a", 7, sealed.clone()).unwrap_or_default(), b"secret text", "next opening");
         let is_refused = |key, changed, bytes| matches!(one.open(key, changed, bytes), Err(Fault::Entry(_)));

@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::file::{
-    Fault, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number, sum, understand,
+    COMPACTED_KEY, Fault, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number, sum, understand,
 };
 use super::seal::{HEAD, Sealer};
 use crate::store::{Error, KeySource};
@@ -74,6 +74,13 @@ fn remove_old_bytes(connection: &Connection, file: &Path) {
 
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA user_version", [], |row| row.get(0))
+}
+
+/// Whether the values of a file are encrypted. Neither needs a key nor changes the file.
+pub fn is_encrypted(file: &Path) -> Result<bool, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let version = Connection::open_with_flags(file, flags).and_then(|connection| version(&connection));
+    version.map(|version| version > VERSION_PLAIN).map_err(|error| understand(error, file))
 }
 
 /// Whether the current key seals every value. Refuses a file with a value whose key is unknown.
@@ -149,10 +156,9 @@ fn forget(file: &Connection, number: i64) -> Result<(), Fault> {
     file.execute("DELETE FROM log WHERE number <= ?1", [number])?;
     let left: i64 = file.query_row("SELECT count(*) FROM log", [], |row| row.get(0))?;
     if left == 0 {
-        let key = "";
         file.execute(
             "INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, NULL, ?3)",
-            params![number, key, gone(key, number)],
+            params![number, COMPACTED_KEY, gone(COMPACTED_KEY, number)],
         )?;
     }
     Ok(())

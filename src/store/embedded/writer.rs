@@ -7,10 +7,10 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
-use super::file::{Fault, compact, gone, last_number, number, signed, sum, understand};
+use super::Shared;
+use super::file::{COMPACTED_KEY, Fault, compact, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
 use super::seal::Sealer;
-use super::{Shared, Trim};
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
 use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
@@ -63,6 +63,8 @@ pub(super) struct Writer {
     /// Bytes written since the last compaction of the log, and since the last checkpoint.
     pub(super) uncompacted_bytes: usize,
     pub(super) wal_bytes: usize,
+    /// Each change is logged. Otherwise the log has the last number only.
+    pub(super) is_logged: bool,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
@@ -133,7 +135,7 @@ impl Writer {
         let file = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let mut last = last_number(&file)?;
         let first = last;
-        let mut changes = Vec::new();
+        let mut changes: Vec<WrittenChange> = Vec::new();
         let sealer = &self.sealer;
         let mut replies = Vec::new();
         for job in queued {
@@ -148,12 +150,19 @@ impl Writer {
         }
         let written: usize = changes
             .iter()
-            .map(|change| change.key.len() + change.value.as_ref().map_or(0, |value| value.len()))
+            .map(|WrittenChange { change, .. }| {
+                change.key.len() + change.value.as_ref().map_or(0, |value| value.len())
+            })
             .sum();
         let uncompacted = self.uncompacted_bytes + written;
         let is_due = first / COMPACT_EVERY != last / COMPACT_EVERY || uncompacted >= COMPACT_BYTES;
-        if is_due {
-            compact(&file, last)?;
+        if self.is_logged {
+            log(&file, &changes)?;
+            if is_due {
+                compact(&file, last)?;
+            }
+        } else if !changes.is_empty() {
+            replace_log(&file, last)?;
         }
         file.commit()?;
         self.uncompacted_bytes = if is_due { 0 } else { uncompacted };
@@ -161,7 +170,7 @@ impl Writer {
         self.wal_bytes += 2 * written;
         self.commits += 1;
         self.mark.set(last);
-        Ok((replies, changes))
+        Ok((replies, changes.into_iter().map(|written| written.change).collect()))
     }
 
     /// Updates the cache before the replies, so that a writer can read its own write.
@@ -201,36 +210,46 @@ impl Job {
     }
 }
 
-/// Deletes the entries that `trim` chooses, as a logged change. Reads no value.
-pub(super) fn delete_excess(
-    connection: &mut Connection,
-    sealer: &Sealer,
-    trim: Trim<'_>,
-) -> Result<(), Fault> {
-    let file = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let keys = {
-        let mut sizes = file.prepare("SELECT key, length(value) FROM entry")?;
-        let sizes = sizes.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?;
-        let sizes: Vec<(String, i64)> = sizes.collect::<Result<_, _>>()?;
-        trim(&mut sizes.into_iter().map(|(key, size)| (key, usize::try_from(size).unwrap_or(0))))
-    };
-    if keys.is_empty() {
-        return Ok(());
+/// A change, and the bytes and the checksum of its row.
+pub(super) struct WrittenChange {
+    change: Change,
+    stored: Option<Vec<u8>>,
+    sum: i64,
+}
+
+/// Adds changes to the log.
+pub(super) fn log(file: &Connection, changes: &[WrittenChange]) -> rusqlite::Result<()> {
+    let mut row = file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?;
+    for WrittenChange { change, stored, sum } in changes {
+        row.execute(params![signed(change.number), change.key, stored, sum])?;
     }
-    let deletes = keys.into_iter().map(Write::Delete).collect();
-    let mut last = last_number(&file)?;
-    apply(&file, sealer, &Txn { compares: Vec::new(), writes: deletes }, &mut last, &mut Vec::new())?;
-    compact(&file, last)?;
-    Ok(file.commit()?)
+    Ok(())
+}
+
+/// Makes a number the only row of the log, without key and value. Readers of earlier changes load all entries.
+fn replace_log(file: &Connection, last: Seq) -> rusqlite::Result<()> {
+    let (number, sum) = (signed(last), gone(COMPACTED_KEY, signed(last)));
+    let replaced = file
+        .prepare_cached("UPDATE log SET number = ?1, key = ?2, value = NULL, sum = ?3")?
+        .execute(params![number, COMPACTED_KEY, sum])?;
+    match replaced {
+        1 => return Ok(()),
+        // The log of an earlier version.
+        2.. => drop(file.prepare_cached("DELETE FROM log")?.execute([])?),
+        0 => {}
+    }
+    file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, NULL, ?3)")?
+        .execute(params![number, COMPACTED_KEY, sum])
+        .map(drop)
 }
 
 /// One transaction within a commit.
-fn apply(
+pub(super) fn apply(
     file: &Connection,
     sealer: &Sealer,
     txn: &Txn,
     last: &mut Seq,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<WrittenChange>,
 ) -> Result<Outcome, Fault> {
     for Compare { key, mod_seq } in &txn.compares {
         let mut row = file.prepare_cached("SELECT changed FROM entry WHERE key = ?1")?;
@@ -258,10 +277,9 @@ fn apply(
                 (key, None, None, gone(key, signed(*last)))
             }
         };
-        file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![signed(*last), key, stored, sum])?;
         let value = value.map(|value| value.as_slice().into());
-        changes.push(Change { number: *last, key: key.as_str().into(), value });
+        let change = Change { number: *last, key: key.as_str().into(), value };
+        changes.push(WrittenChange { change, stored, sum });
     }
     Ok(Outcome::Written(*last))
 }
@@ -273,7 +291,7 @@ fn lease(
     key: &str,
     request: &LeaseRequest,
     last: &mut Seq,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<WrittenChange>,
 ) -> Result<Result<LeaseReply, Error>, Fault> {
     let mut row = file.prepare_cached("SELECT value, changed FROM entry WHERE key = ?1")?;
     let stored = row.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
