@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::activate::{Activation, ManifestSource, history_result};
+use super::activate::{Activation, ManifestSource, RevisionRecord, history_result};
 use super::error::ApplyError;
 use super::history;
 use super::input::{PlanDigests, PlanInput, SpecLookup, step_lines};
@@ -153,11 +153,15 @@ where
     }
 
     async fn activate_if_needed(&mut self) -> Result<(), ApplyError> {
-        let is_active =
-            self.activation.is_active(self.target.state(), &self.input, self.manifest_source()).await;
-        match is_active.map_err(|error| self.state_error(error))? {
-            true => Ok(()),
-            false => self.activate().await,
+        let (state, source) = (self.target.state(), self.manifest_source());
+        let record = self.activation.record_without_steps(state, &self.input, source).await;
+        match record.map_err(|error| self.state_error(error))? {
+            RevisionRecord::Keep => Ok(()),
+            RevisionRecord::Store => {
+                let stored = Activation::store(state, &self.input, self.manifest_source()).await;
+                stored.map_err(|error| self.state_error(error))
+            }
+            RevisionRecord::Activate => self.activate().await,
         }
     }
 

@@ -79,9 +79,13 @@ impl<S: SpecSearch> PlanRequest<S> {
             }
         }
         if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
-            let stored = stored_revisions::list(target.state(), &rules.owner).await.map_err(state_error)?;
-            let elsewhere = declared_elsewhere(target.state(), &rules.owner, source, &stored, &limits).await;
-            rules.orphans.declared_elsewhere = elsewhere.map_err(state_error)?;
+            let (state, owner) = (target.state(), &rules.owner);
+            let (stored, are_all_read) =
+                stored_revisions::list_readable(state, owner).await.map_err(state_error)?;
+            let elsewhere = declared_elsewhere(state, owner, source, (&stored, are_all_read), &limits).await;
+            let elsewhere = elsewhere.map_err(state_error)?;
+            rules.orphans.declared_elsewhere = elsewhere.instances;
+            rules.orphans.source_unreadable |= elsewhere.is_incomplete;
         }
         let pin = match activates {
             true => pin::read(target.state(), &rules.owner).await.map_err(state_error)?.map(|(pin, _)| pin),

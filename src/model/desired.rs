@@ -164,6 +164,20 @@ impl Protection {
             Protection::Stop => "stop",
         }
     }
+
+    /// The value of the label that keeps protections with a process of GSE; `None`: no label.
+    pub fn label(protections: &[Protection]) -> Option<String> {
+        let words = Protection::ALL.into_iter().filter(|one| protections.contains(one));
+        let words: Vec<&str> = words.map(Protection::word).collect();
+        (!words.is_empty()).then(|| words.join(","))
+    }
+
+    /// Reads that label. A word of a later version forbids everything.
+    pub fn of_label(text: &str) -> Vec<Protection> {
+        let words = || text.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let of_word = |word: &str| Protection::ALL.into_iter().find(|one| one.word() == word);
+        words().map(of_word).collect::<Option<Vec<_>>>().unwrap_or_else(|| Protection::ALL.to_vec())
+    }
 }
 
 /// A count, or a share of a total.

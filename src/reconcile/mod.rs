@@ -56,7 +56,7 @@ use chain::PlanDraft;
 /// The plan: the steps to execute, and the held changes.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
     let mut found = planner::plan_instances(desired, observed, rules, now);
-    constraints::apply_constraints(&mut found, desired, rules, now);
+    constraints::apply_constraints(&mut found, desired, observed, rules, now);
     let waves = waves::build_waves(&mut found, desired, observed, rules);
     let notes = notes(&found, rules);
     let mut held = found.held;
@@ -110,6 +110,14 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
         let (n, s) = (found.deferred, if found.deferred == 1 { " is" } else { "s are" });
         notes.push(format!(
             "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
+        ));
+    }
+    if !found.rehosted.is_empty() {
+        notes.push(format!(
+            "not supervised between unhost and host: {}; {} cannot exchange the name of a supervised process in one \
+             operation",
+            named(&found.rehosted),
+            caps.name()
         ));
     }
     if !found.assumed.is_empty() {

@@ -256,6 +256,12 @@ pub fn target_prefix(target: &str) -> String {
     format!("at/{target}/")
 }
 
+/// The prefix `at/TARGET/` of a key of another target.
+pub fn target_of(key: &str) -> Option<&str> {
+    let (target, _) = key.strip_prefix("at/")?.split_once('/')?;
+    key.get(.."at/".len() + target.len() + 1)
+}
+
 /// The key of a lease by its name.
 pub fn lease(name: &str) -> String {
     format!("{LEASE_PREFIX}{name}")

@@ -65,6 +65,7 @@ mod logs;
 mod manifest_loading;
 mod manifest_reloading;
 mod manual;
+mod moves;
 mod mutations;
 mod names;
 mod nginx;

@@ -11,6 +11,7 @@ use crate::control::backoff::BackoffHold;
 use crate::control::event::ControllerEvent;
 use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
+use crate::engine::other_sources::DeclaredElsewhere;
 use crate::engine::protections::{self, Protections};
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
@@ -49,7 +50,8 @@ impl<T: Target> Reconciler<'_, T> {
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
         let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
         let mut rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
-        (rules.holds.protections, rules.orphans.declared_elsewhere) = (protections, elsewhere);
+        (rules.holds.protections, rules.orphans.declared_elsewhere) = (protections, elsewhere.instances);
+        rules.orphans.source_unreadable |= elsewhere.is_incomplete;
         let config = &context.config.manifests;
         let search = HistorySearch {
             past: config.history.clone(),
@@ -63,10 +65,10 @@ impl<T: Target> Reconciler<'_, T> {
     }
 
     /// Protections of live instances, and instances that other sources declare. Without prune neither is needed.
-    async fn prune_exceptions(&mut self) -> Result<(Protections, BTreeSet<InstanceKey>), Error> {
+    async fn prune_exceptions(&mut self) -> Result<(Protections, DeclaredElsewhere), Error> {
         let context = self.context;
         if !context.config.rules.prune {
-            return Ok((Protections::new(), BTreeSet::new()));
+            return Ok((Protections::new(), DeclaredElsewhere::default()));
         }
         let protections = protections::read(context.state()).await?;
         Ok((protections, self.resolver.declared_elsewhere(context).await?))

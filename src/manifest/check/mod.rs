@@ -394,10 +394,28 @@ fn names_host(text: &str) -> bool {
     host.is_some_and(|host| host.parse::<HostKey>().is_ok() || host.parse::<std::net::IpAddr>().is_ok())
 }
 
+/// The environment variable of a path `env.NAME`.
+fn variable_of(path: &str) -> Option<&str> {
+    let path = path.strip_prefix("spec.").unwrap_or(path);
+    path.strip_prefix("env.").filter(|name| !name.is_empty() && !name.contains(['=', '\0']))
+}
+
 fn on_change(entries: BTreeMap<String, Text>, values: &mut ValueChecker) -> OnChange {
     let path = FieldPath::of("on_change");
     let mut known = OnChange::new();
     for (name, word) in entries {
+        if let Some(variable) = variable_of(&name) {
+            let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
+            if let Some(effect) = word.and_then(Effect::from_word)
+                && known.insert_variable(variable, effect).is_some()
+            {
+                let message =
+                    format!("on_change names env.{variable} twice, with and without the leading `spec.`");
+                let finding = PathProblem::new(Code::DuplicateKey, path.entry(&name), message);
+                values.report(finding.hint("remove one of them").at_key());
+            }
+            continue;
+        }
         let Some(field) = Field::from_path(&name) else {
             let hint = match did_you_mean(&name, Field::ALL.iter().map(|field| field.path())) {
                 Some(meant) => format!("did you mean {meant:?}?"),

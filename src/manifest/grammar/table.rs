@@ -39,7 +39,7 @@ pub static PROCESS: Section = Section {
         entry("protect", List(&Word(PROTECTIONS)), Optional, FieldOrigin::Abide, "Operations that Abide never performs on the process, in any plan."),
         entry("adopt", Bool, Optional, FieldOrigin::Abide, "Take ownership of a running process that has no owner, without a restart.").with_default("false"),
         entry("moved_from", Text, Optional, FieldOrigin::Abide, "Previous name of the process, as NAMESPACE/NAME or NAME. Renames it without a restart."),
-        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path. Overrides the effect that `abide explain FIELD` shows."),
+        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path, or env.NAME for one variable. Overrides the effect that `abide explain FIELD` shows."),
         entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change rolls out across the instances. Unset: all instances at once, within the budgets."),
         entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision."),
         entry("stop_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.stop_signal."),
