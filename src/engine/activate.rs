@@ -17,6 +17,8 @@ pub enum Activation {
     New,
     /// An earlier revision: pinned.
     Pinned(Pin),
+    /// The active revision stays, and so do recorded protections.
+    Nothing,
 }
 
 /// The source of the manifests, as it is recorded, and whether it may differ from the last one.
@@ -45,9 +47,13 @@ impl Activation {
         source: ManifestSource<'_>,
     ) -> Result<Option<Pin>, Error> {
         let owner = &input.rules.owner;
+        if let Activation::Nothing = self {
+            return Ok(None);
+        }
         // Before the revision: a crash in between leaves a protection too many, not one too few.
         protections::record(state, owner, &input.loaded.desired, &input.rules.selection).await?;
         match self {
+            Activation::Nothing => Ok(None),
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
                 let revision = ManifestRevision::of(&input.loaded.desired);
@@ -76,8 +82,10 @@ impl Activation {
         source: ManifestSource<'_>,
     ) -> Result<RevisionRecord, Error> {
         let owner = &input.rules.owner;
-        if let Activation::Pinned(_) = self {
-            return Ok(RevisionRecord::Activate);
+        match self {
+            Activation::Pinned(_) => return Ok(RevisionRecord::Activate),
+            Activation::Nothing => return Ok(RevisionRecord::Keep),
+            Activation::New => {}
         }
         let is_pinned = pin::read(state, owner).await?.is_some();
         let active = stored_revisions::active(state, owner).await?.0;
@@ -114,7 +122,7 @@ impl Activation {
         digests: &PlanDigests,
     ) -> HistoryEntry {
         let commit = match self {
-            Activation::New => None,
+            Activation::New | Activation::Nothing => None,
             Activation::Pinned(pin) => pin.commit.clone(),
         };
         HistoryEntry {

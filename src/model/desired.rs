@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey};
+use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey, Rollout};
 
 /// All desired instances, and the policies that apply to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,16 +214,6 @@ impl fmt::Display for Amount {
             Amount::Share(p) => write!(f, "{}%", p.get()),
         }
     }
-}
-
-/// Rollout settings. Unset: all instances at once, within the budgets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rollout {
-    pub batch: Option<Amount>,
-    pub canary: Option<Amount>,
-    pub soak_secs: Option<u64>,
-    pub max_failures: Option<u64>,
-    pub auto_rollback: Option<bool>,
 }
 
 /// Rules for a directory tree.

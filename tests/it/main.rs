@@ -83,6 +83,7 @@ mod probes;
 mod process_tree;
 mod process_tree_crash;
 mod processes_api;
+mod promotions;
 mod properties;
 mod random_kills;
 mod recovery;
