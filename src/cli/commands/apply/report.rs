@@ -335,6 +335,7 @@ mod tests {
             reason: None,
             unhealthy: Vec::new(),
             rolled_back: Vec::new(),
+            pauses: Vec::new(),
         };
         let markdown = render_markdown(&Plan::default(), &report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
