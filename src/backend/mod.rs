@@ -28,7 +28,8 @@ use crate::clock;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{CallError, TransportError, UnreadableResponse};
 use crate::model::{
-    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, SpecRevision, Step, Time,
+    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, Protection, SpecRevision,
+    Step, Time,
 };
 
 pub trait Backend: Send + Sync {
@@ -152,6 +153,8 @@ pub struct Operation {
     pub registered: bool,
     /// Whether the label or the ledger shows that the owner already has the instance.
     pub owned: bool,
+    /// Protections of the instance, for targets that keep them as a label.
+    pub protections: Vec<Protection>,
 }
 
 /// Idempotency key of the nth rename of a call: each rename is a separate task.
@@ -178,6 +181,7 @@ impl Operation {
             from: step.from.clone(),
             registered: false,
             owned: false,
+            protections: Vec::new(),
         }
     }
 }
