@@ -38,7 +38,7 @@
 //! | `protect/INSTANCE` | protections of a live instance, and its owner |
 //! | `pin/OWNER` | pinned manifest revision |
 //! | `left/OWNER/INSTANCE` | suspended instance |
-//! | `rollout/OWNER/NAMESPACE:NAME` | decisions on the rollout of a process |
+//! | `rollout/OWNER/NAMESPACE:NAME` | decisions on the rollout of a process: version, promoted stages, state |
 //! | `source/OWNER/taken` | active revision |
 //! | `source/OWNER/applied` | revision that was fully applied, as text; written with `--heal no` |
 //! | `source/OWNER/git` | last commit of a git source |
