@@ -15,6 +15,7 @@ use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
 use super::verify::unhealthy;
+use crate::backend::ChangeOrigin;
 use crate::execute::Precheck;
 use crate::model::{HoldReason, Plan};
 use crate::observe::{SpecSearch, Target, TargetError};
@@ -120,8 +121,10 @@ where
         };
         let digests = self.announce(&plan);
         let begun = self.activation.history_entry(&self.input, &plan, &digests);
+        let revision = Some(begun.revision.clone());
+        let origin = ChangeOrigin { plan: begun.plan.clone(), revision, commit: begun.commit.clone() };
         let working = async {
-            let results = self.run(&plan, writer.lost()).await;
+            let results = self.run(&plan, origin, writer.lost()).await;
             let report = results.report(plan, digests);
             let end = history_result(&report);
             writer.release(target).await;

@@ -1,4 +1,5 @@
-//! Limits of an app: registered instances per namespace, and open tasks. A call above a limit gets 429.
+//! Limits of an app: registered instances per namespace, open tasks, requests in flight and their bytes. A call above a
+//! limit gets 429. [`super::namespace_limits`] has the limits of namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use super::tasks::{GatewayTask, TaskItem, Tasks};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::AgentOp;
+use crate::http::{CredentialLimits, LimitedResource};
 use crate::store::{Store, keys};
 
 /// Tasks of one app with rows that are not final.
@@ -20,6 +22,8 @@ pub struct AppLimits {
     pub instances: Option<usize>,
     /// Open tasks of this app.
     pub tasks: usize,
+    /// Requests in flight and their bytes.
+    pub in_flight: CredentialLimits,
 }
 
 /// Limits as written in the apps file.
@@ -28,6 +32,8 @@ pub struct AppLimits {
 pub(super) struct LimitsEntry {
     instances: Option<usize>,
     tasks: Option<usize>,
+    requests: Option<usize>,
+    bytes: Option<usize>,
 }
 
 impl AppLimits {
@@ -36,6 +42,30 @@ impl AppLimits {
         AppLimits {
             instances: own.instances.or(file.instances),
             tasks: own.tasks.or(file.tasks).unwrap_or(DEFAULT_TASKS),
+            in_flight: CredentialLimits {
+                requests: own.requests.or(file.requests),
+                bytes: own.bytes.or(file.bytes),
+            },
+        }
+    }
+
+    /// The refusal of a request beyond a limit; `None`: the resource is not limited by these.
+    pub(super) fn refusal(self, app: &str, resource: LimitedResource) -> Option<String> {
+        let CredentialLimits { requests, bytes } = self.in_flight;
+        match resource {
+            LimitedResource::CredentialRequests => {
+                let most = requests?;
+                Some(format!("app {app} may have at most {most} requests in flight (limits.requests)"))
+            }
+            LimitedResource::CredentialBytes => {
+                let most = bytes?;
+                Some(format!("app {app} may have at most {most} bytes of requests in flight (limits.bytes)"))
+            }
+            LimitedResource::Connections
+            | LimitedResource::KnownCallers
+            | LimitedResource::Agents
+            | LimitedResource::BodyMemory
+            | LimitedResource::CredentialShare => None,
         }
     }
 }

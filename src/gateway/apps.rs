@@ -15,6 +15,7 @@ use tracing::warn;
 use super::access::{AccessRole, Grant};
 use super::app_limits::{AppLimits, LimitsEntry};
 use super::auth::{CredentialsError, CredentialsFileError, read_list};
+use super::namespace_limits::NamespaceLimitTable;
 use crate::clock;
 use crate::contract::AccessInfo;
 use crate::http::{CredentialKey, CredentialScope, is_weak};
@@ -24,7 +25,10 @@ use crate::model::Time;
 const MAX_SECRETS: usize = 2;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Apps(Vec<App>);
+pub struct Apps {
+    apps: Vec<App>,
+    namespaces: Arc<NamespaceLimitTable>,
+}
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct App {
@@ -76,6 +80,9 @@ struct AppsFile {
     /// Of each app without limits of its own.
     #[serde(default)]
     limits: LimitsEntry,
+    /// Limits of namespaces.
+    #[serde(default)]
+    namespaces: NamespaceLimitTable,
 }
 
 #[derive(Deserialize)]
@@ -144,22 +151,26 @@ impl Apps {
             }
             apps.push(app);
         }
-        Ok((Apps(apps), short))
+        Ok((Apps { apps, namespaces: Arc::new(file.namespaces) }, short))
     }
 
     pub fn find(&self, code: &str) -> Option<&App> {
-        self.0.iter().find(|app| app.code == code)
+        self.apps.iter().find(|app| app.code == code)
+    }
+
+    pub(super) fn namespace_limits(&self) -> &Arc<NamespaceLimitTable> {
+        &self.namespaces
     }
 
     pub fn codes(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|app| app.code.as_str())
+        self.apps.iter().map(|app| app.code.as_str())
     }
 
     /// The app with these credentials. Compares every secret, so that the duration reveals nothing.
     pub fn authenticate(&self, code: &str, secret: &str, now: Time) -> Result<AppLogin<'_>, LoginError> {
         let digest: SecretDigest = Sha256::digest(secret.as_bytes()).into();
         let mut found = None;
-        for app in &self.0 {
+        for app in &self.apps {
             for secret in &app.secrets {
                 let same = app.code.as_bytes().ct_eq(code.as_bytes()) & secret.digest.ct_eq(&digest);
                 if bool::from(same) {

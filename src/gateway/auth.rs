@@ -18,7 +18,7 @@ use tracing::warn;
 
 use super::access::Grant;
 pub use super::apps::Apps;
-use super::apps::{AppLogin, LoginError, SecretValidity, from_hex};
+use super::apps::{App, AppLogin, LoginError, SecretValidity, from_hex};
 use super::fleet::AgentGuard;
 use super::routes::{ApiCall, RouteRule};
 use crate::clock;
@@ -289,6 +289,12 @@ pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     header.as_ref().and_then(body_credentials).or_else(basic)
 }
 
+/// The user that an app claims in its header.
+pub(super) fn header_user(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get("x-bkapi-authorization")?.to_str().ok()?;
+    serde_json::from_str::<Credentials>(text).ok()?.bk_username
+}
+
 /// Code and secret in a body, as ESB callers send them. Used if the header has none.
 pub fn body_credentials(body: &Credentials) -> Option<(String, String)> {
     Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
@@ -309,6 +315,16 @@ pub(super) enum CallerIdentity<'a> {
     Missing,
     /// Wrong credentials, with the claimed name.
     Wrong(String, LoginError),
+}
+
+impl<'a> CallerIdentity<'a> {
+    pub(super) fn app(&self) -> Option<&'a App> {
+        match self {
+            CallerIdentity::App(login) => Some(login.app),
+            CallerIdentity::Agent(_) | CallerIdentity::Unknown => None,
+            CallerIdentity::Missing | CallerIdentity::Wrong(..) => None,
+        }
+    }
 }
 
 /// Compares the header's credentials regardless of the peer's failures: one caller's failures do not refuse another

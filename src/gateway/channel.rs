@@ -41,7 +41,7 @@ impl<S: Store> Gateway<S> {
             return Err(ApiError::BadRequest("agent and hosts are required".to_owned()));
         }
         report_limits::check_join(join)?;
-        let (session, turns) = self.hosts.join(join, self.agent_timeout).map_err(|HostInUse(host)| {
+        let (session, turns) = self.hosts.join(join, self.timeouts.agent).map_err(|HostInUse(host)| {
             ApiError::Conflict(format!("host {host} already has a connected agent: stop that agent first"))
         })?;
         // Waits for commits of the previous session: their sequence numbers must not be assigned to other messages.

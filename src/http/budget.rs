@@ -2,7 +2,8 @@
 //!
 //! A credential gets a permit, or memory, while it holds less than what is still free. One credential therefore gets at
 //! most half of a budget, two get a third each, and a further credential always finds some. Many credentials with one
-//! request each can use all of it. Memory is charged as bytes arrive, never in advance.
+//! request each can use all of it. Memory is charged as bytes arrive, never in advance. A credential may have limits of
+//! its own that are lower.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,6 +16,15 @@ use super::overload::LimitedResource;
 struct Usage {
     requests: usize,
     bytes: usize,
+}
+
+/// Configured limits of one credential. `None`: only its share limits it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CredentialLimits {
+    /// Requests in flight.
+    pub requests: Option<usize>,
+    /// Bytes of their bodies.
+    pub bytes: Option<usize>,
 }
 
 /// Maximum concurrent requests and received bytes of one class of authenticated callers.
@@ -41,7 +51,11 @@ impl Budget {
     }
 
     /// Takes a permit. A request without a credential key has no share: its listener has a single credential.
-    pub(super) fn charge(&self, credential: Option<CredentialKey>) -> Result<Charge<'_>, LimitedResource> {
+    pub(super) fn charge(
+        &self,
+        credential: Option<CredentialKey>,
+        limits: CredentialLimits,
+    ) -> Result<Charge<'_>, LimitedResource> {
         let credential = credential.filter(|credential| credential.has_request_share());
         let mut usage = self.usage();
         let free = self.most.requests.saturating_sub(usage.total.requests);
@@ -49,6 +63,10 @@ impl Budget {
             return Err(self.resource);
         }
         if let Some(credential) = credential {
+            let held = usage.credentials.get(&credential).map_or(0, |own| own.requests);
+            if limits.requests.is_some_and(|most| held >= most) {
+                return Err(LimitedResource::CredentialRequests);
+            }
             let own = usage.credentials.entry(credential).or_default();
             if own.requests >= free {
                 return Err(LimitedResource::CredentialShare);
@@ -56,7 +74,7 @@ impl Budget {
             own.requests += 1;
         }
         usage.total.requests += 1;
-        Ok(Charge { budget: self, credential, bytes: 0 })
+        Ok(Charge { budget: self, credential, limits, bytes: 0 })
     }
 }
 
@@ -64,6 +82,7 @@ impl Budget {
 pub struct Charge<'a> {
     budget: &'a Budget,
     credential: Option<CredentialKey>,
+    limits: CredentialLimits,
     bytes: usize,
 }
 
@@ -74,6 +93,9 @@ impl Charge<'_> {
         let free = self.budget.most.bytes.saturating_sub(usage.total.bytes);
         let Some(left) = free.checked_sub(more) else { return Err(LimitedResource::BodyMemory) };
         if let Some(own) = self.credential.and_then(|credential| usage.credentials.get_mut(&credential)) {
+            if self.limits.bytes.is_some_and(|most| own.bytes.saturating_add(more) > most) {
+                return Err(LimitedResource::CredentialBytes);
+            }
             if own.bytes.saturating_add(more) > left {
                 return Err(LimitedResource::CredentialShare);
             }
@@ -109,6 +131,8 @@ mod tests {
     use super::super::credential_key::CredentialScope;
     use super::*;
 
+    const NONE: CredentialLimits = CredentialLimits { requests: None, bytes: None };
+
     fn app(name: &str) -> Option<CredentialKey> {
         Some(CredentialKey::new(CredentialScope::Clients, name))
     }
@@ -125,7 +149,7 @@ mod tests {
     ) -> (Vec<Charge<'a>>, Option<LimitedResource>) {
         let mut held = Vec::new();
         loop {
-            match budget.charge(credential) {
+            match budget.charge(credential, NONE) {
                 Ok(charge) => held.push(charge),
                 Err(resource) => return (held, Some(resource)),
             }
@@ -141,7 +165,7 @@ mod tests {
         assert_eq!((second.len(), why), (128, Some(LimitedResource::CredentialShare)));
         // The first does not take back what the second released.
         drop(second);
-        assert_eq!(budget.charge(app("greedy")).err(), Some(LimitedResource::CredentialShare));
+        assert_eq!(budget.charge(app("greedy"), NONE).err(), Some(LimitedResource::CredentialShare));
         drop(greedy);
         assert!(is_empty(&budget));
     }
@@ -150,8 +174,8 @@ mod tests {
     fn many_credentials_with_one_request_each_use_all_permits() {
         let budget = Budget::new(LimitedResource::Agents, 512, 100);
         let name = |n: usize| Some(CredentialKey::new(CredentialScope::OneHost, &n.to_string()));
-        let held: Vec<_> = (0..512).map(|n| budget.charge(name(n)).expect("a permit")).collect();
-        assert_eq!(budget.charge(name(512)).err(), Some(LimitedResource::Agents));
+        let held: Vec<_> = (0..512).map(|n| budget.charge(name(n), NONE).expect("a permit")).collect();
+        assert_eq!(budget.charge(name(512), NONE).err(), Some(LimitedResource::Agents));
         drop(held);
         assert!(is_empty(&budget));
     }
@@ -169,16 +193,35 @@ mod tests {
     #[test]
     fn one_credential_gets_half_of_the_memory() {
         let budget = Budget::new(LimitedResource::KnownCallers, 16, 100);
-        let mut one = budget.charge(app("greedy")).expect("a permit");
-        let mut two = budget.charge(app("greedy")).expect("a permit");
+        let mut one = budget.charge(app("greedy"), NONE).expect("a permit");
+        let mut two = budget.charge(app("greedy"), NONE).expect("a permit");
         assert_eq!((one.add(30), two.add(20)), (Ok(()), Ok(())));
         assert_eq!(two.add(1), Err(LimitedResource::CredentialShare), "half of it");
-        let mut other = budget.charge(app("other")).expect("a permit");
+        let mut other = budget.charge(app("other"), NONE).expect("a permit");
         assert_eq!(other.add(25), Ok(()));
         assert_eq!(other.add(51), Err(LimitedResource::BodyMemory));
         drop((one, two));
         assert_eq!(other.add(25), Ok(()));
         drop(other);
+        assert!(is_empty(&budget));
+    }
+
+    #[test]
+    fn a_configured_limit_is_lower_than_the_share_and_concerns_one_credential() {
+        let budget = Budget::new(LimitedResource::KnownCallers, 512, 1000);
+        let limits = CredentialLimits { requests: Some(2), bytes: Some(50) };
+        let mut one = budget.charge(app("bound"), limits).expect("a permit");
+        let two = budget.charge(app("bound"), limits).expect("a permit");
+        let third = budget.charge(app("bound"), limits).err();
+        assert_eq!(third, Some(LimitedResource::CredentialRequests));
+        assert_eq!((one.add(50), one.add(1)), (Ok(()), Err(LimitedResource::CredentialBytes)));
+        let mut other = budget.charge(app("other"), NONE).expect("a permit");
+        assert_eq!(other.add(400), Ok(()));
+        drop(two);
+        assert!(budget.charge(app("bound"), limits).is_ok());
+        let zero = CredentialLimits { requests: Some(0), bytes: None };
+        assert!(budget.charge(app("none"), zero).is_err());
+        drop((one, other));
         assert!(is_empty(&budget));
     }
 }

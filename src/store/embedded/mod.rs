@@ -24,7 +24,7 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::cache::{Cache, beginning_with};
-use self::file::{connect, data_version, logged, prepare, understand};
+use self::file::{connect, data_version, logged, prepare, read_entry, understand};
 use self::high_water_mark::HighWaterMark;
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
@@ -70,6 +70,11 @@ impl Embedded {
     /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
         Embedded::open_as(file, Some(exclusive_lock(file)?), Some(trim))
+    }
+
+    /// One value of a file that another process may have open exclusively. The file is not changed.
+    pub fn read_value(file: &Path, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        read_entry(file, key).map_err(|fault| fault.understand(file))
     }
 
     fn open_as(
