@@ -19,7 +19,7 @@ use tracing::info;
 use super::agent_calls::agent;
 use super::apps::{App, AppLogin, LoginError};
 use super::audit::{AnswerCodes, RequestLog};
-use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, header_user, identify};
+use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, identify};
 use super::decode::{parse_body, with_query};
 use super::fleet::{self, AgentGuard, FleetMembership, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
 use super::handlers::handle;
@@ -239,7 +239,7 @@ async fn respond<S: Store>(
             login
         }
     };
-    log.as_user = credentials.user().or_else(|| header_user(&parts.headers)).unwrap_or_default();
+    log.as_user = credentials.user().unwrap_or_default();
     let limits = Arc::clone(apps.namespace_limits());
     log.namespaces = NamespaceGate::new(limits, shared.namespaces.clone(), bytes.len());
     respond_to_app(shared, &login, log, parts, (admitted, bytes)).await
@@ -255,7 +255,10 @@ async fn respond_to_app<S: Store>(
 ) -> Result<Response, ErrorReply> {
     let (call, app) = (log.call, login.app);
     log.who.clone_from(&app.code);
-    log.read_purpose(&parts.headers);
+    // A read without an entry has no use for these.
+    if call.changes() || call == ApiCall::State {
+        log.read_claims(&parts.headers);
+    }
     let _admitted = match admitted.is_unknown() {
         true => readmit(&shared.known, (app.credential_key(), app.limits().in_flight), &bytes)
             .map_err(|resource| app_overloaded(shared, parts, call, app, resource))?,

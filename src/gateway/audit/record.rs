@@ -12,6 +12,7 @@ use crate::contract::{
     AuditAction, AuditCaller, AuditEntry, AuditEvent, AuditFailedRow, AuditInstances, AuditOutcome,
     AuditPurpose, StoreRequest,
 };
+use crate::gateway::auth::header_user;
 use crate::gateway::namespace_limits::NamespaceGate;
 use crate::gateway::routes::ApiCall;
 use crate::gateway::tasks::instance;
@@ -90,7 +91,7 @@ impl RequestLog {
             kind: "app",
             claimed: String::new(),
             as_user: String::new(),
-            what: AuditAction { call: call.word().to_owned(), ..AuditAction::default() },
+            what: AuditAction::default(),
             purpose: AuditPurpose::default(),
             proved: false,
             refused: RefusedRows::default(),
@@ -99,8 +100,14 @@ impl RequestLog {
         }
     }
 
-    /// Reads the headers of Abide's own clients. They are claims of the caller.
-    pub fn read_purpose(&mut self, headers: &HeaderMap) {
+    /// Reads the user and the purpose in the headers. They are claims of the caller.
+    pub fn read_claims(&mut self, headers: &HeaderMap) {
+        if self.as_user.is_empty() {
+            self.as_user = header_user(headers).unwrap_or_default();
+        }
+        if !self.purpose.is_empty() {
+            return;
+        }
         let text = |name: &str| {
             let text = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
             text.chars().take(MAX_CLAIM_CHARS).collect::<String>()
@@ -227,7 +234,7 @@ impl RequestLog {
     }
 
     /// Writes the entry of an answered request. A change waits for its line.
-    pub async fn write(self, audit: &AuditLog, parts: &Parts, answer: AnswerCodes, message: &str) {
+    pub async fn write(mut self, audit: &AuditLog, parts: &Parts, answer: AnswerCodes, message: &str) {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let ip = peer.map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip());
         let (code, is_refused) = (answer.code, answer.is_refused());
@@ -251,11 +258,14 @@ impl RequestLog {
         };
         let is_login = self.kind == "app" && !self.who.is_empty();
         if is_login && let Some(suppressed) = audit.admit(ThrottledEvent::Login(self.who.clone(), ip)) {
+            self.read_claims(&parts.headers);
             let mut login = self.entry(AuditEvent::Login, peer, suppressed);
             login.result.status = "ok".to_owned();
             audit.record(login);
         }
         let Some(suppressed) = admitted else { return };
+        self.read_claims(&parts.headers);
+        self.what.call = self.call.word().to_owned();
         let mut entry = self.entry(event, peer, suppressed);
         let status = match (is_refused, code) {
             (true, _) => "refused",
