@@ -77,9 +77,12 @@ pub enum ToAgent {
         given: Option<OwnedSpec>,
         changed: u64,
     },
-    /// All registrations as of that change have been sent: any other spec of the agent is no longer registered.
+    /// All registrations of a host as of that change have been sent: any other spec of the agent is no longer registered.
     Synced {
         as_of: u64,
+        /// Missing from older gateways.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<HostKey>,
     },
     Op(Box<OpRequest>),
     /// Sent when the stream is idle and when the floor rose, to agents that announce [`Join::floors`]. Every operation

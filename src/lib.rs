@@ -36,6 +36,7 @@
 //! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
 //!   a gateway over HTTP.
 //! - [`http`]: HTTP servers and clients: TLS, limits, credentials, files that are reloaded.
+//! - [`access`]: apps and people with their credentials and grants, and the decision on every request.
 //! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
 //! - [`pki`]: certificates of agents: the CA of a fleet, keys, join tokens.
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
@@ -58,6 +59,7 @@
 //! - The same files give the same bytes, in any order of discovery; the same observation gives the same plan.
 //! - No step for an instance that was not observed, is not owned, or is held; every step has a reason.
 
+pub mod access;
 pub mod agent;
 pub mod agent_protocol;
 pub mod backend;

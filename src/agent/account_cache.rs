@@ -1,7 +1,8 @@
 //! Account lookups: results that are used again, one lookup per name at a time, and a bounded wait for each.
 //!
-//! A source of accounts such as LDAP can hang. A lookup therefore runs on a worker thread. While it does, the last good
-//! result counts; without one, callers get an error after [`FIRST_WAIT`]. A lookup that hangs occupies one thread per name.
+//! A source of accounts such as LDAP can hang. A lookup therefore runs on a worker thread. While it does, a recent good
+//! result counts at once, and an older one after a short wait; without one, callers get an error after [`FIRST_WAIT`]. A
+//! lookup that hangs occupies one thread per name.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -11,9 +12,11 @@ use std::time::{Duration, Instant};
 use super::account::{Account, AccountError};
 use super::worker_threads;
 
-/// Maximum age of a lookup that is used again. A change of the local files is noticed at once; other sources of accounts,
-/// such as LDAP, are asked this often.
+/// Age of a lookup after which its next use begins another one. A change of the local files is noticed at once; a change
+/// of another source of accounts, such as LDAP, at the use after that.
 const MAX_AGE: Duration = Duration::from_secs(1);
+/// Maximum age of a result that counts while the next lookup runs: a relaunch does not wait for it.
+const MAX_STALE: Duration = Duration::from_secs(30);
 /// Maximum age of a result that counts while a lookup hangs.
 const MAX_LAST_GOOD: Duration = Duration::from_secs(3600);
 /// Maximum time of a lookup until its callers go on without it: without an earlier result, and with one.
@@ -88,12 +91,15 @@ impl AccountCache {
         let is_old = |last: &LastLookup| last.at.elapsed() > MAX_LAST_GOOD;
         names.retain(|_, cached| cached.in_flight.is_some() || !cached.last.as_ref().is_none_or(is_old));
         let cached = names.entry(name.to_owned()).or_default();
-        let fallback = last_good(cached, MAX_LAST_GOOD);
+        let (stale, fallback) = (last_good(cached, MAX_STALE), last_good(cached, MAX_LAST_GOOD));
         let (before, is_new) = (cached.finished, cached.in_flight.is_none());
         let begun = *cached.in_flight.get_or_insert_with(Instant::now);
         drop(names);
         if is_new {
             self.begin(name, stamps, look_up);
+        }
+        if let Some(account) = stale {
+            return Ok(account);
         }
         let until = begun + if fallback.is_some() { REFRESH_WAIT } else { FIRST_WAIT };
         match self.wait(name, before, until) {

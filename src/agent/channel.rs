@@ -18,7 +18,6 @@ use tracing::{debug, info, warn};
 
 use super::Supervisor;
 use super::enrollment::{Renewal, SessionCredential, credential};
-use super::figures::timer::FiguresTimer;
 use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
     Acked, AgentMessage, CertificateLife, FiguresUpdate, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk,
@@ -173,7 +172,7 @@ async fn try_session(
     let mut heartbeat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
     let mut busy = true;
     let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, SessionError>>> = None;
-    let mut figures = FiguresTimer::new(supervisor.figures_interval());
+    let mut figures = supervisor.figures_timer();
     let mut renewal = Renewal::start(outbox.certificate, gateway.clone(), config.folder.clone());
     loop {
         if send_task.is_none() && !outbox.waiting.is_empty() {

@@ -73,6 +73,11 @@ pub enum LaunchError {
     /// The caller no longer waits.
     #[error("the launch timed out")]
     GivenUp,
+    /// A process that the agent did not launch runs under the identity.
+    #[error("process {0} runs under this identity, and this agent did not start it")]
+    Foreign(u32),
+    #[error(transparent)]
+    MayBeForeign(Box<OwnershipError>),
     #[error("cannot open /dev/null: {0}")]
     Null(#[source] std::io::Error),
     #[error("setup_path {} does not exist", folder.display())]

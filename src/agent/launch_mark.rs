@@ -104,6 +104,7 @@ mod tests {
             output: Sink::Nowhere,
             record: None,
             pid_file: None,
+            foreign: None,
             group: Some(Cgroup::at(&folder.path().display().to_string())),
             sandbox: LaunchSandbox::default(),
         };

@@ -20,9 +20,7 @@
 //!
 //! Files that a spec names are opened with the rights of its user ([`user_files`]). Each launch ([`spawn`]) runs on its own
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
-//! delay other users.
-//!
-//! The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
+//! delay other users. The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
 //!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
@@ -60,6 +58,7 @@ mod log_writer;
 mod logs;
 mod masking;
 mod meter;
+mod name;
 mod name_lookup;
 mod oplog;
 mod output;
@@ -79,6 +78,7 @@ mod restart_policy;
 mod run_output;
 mod sandbox;
 mod schedule;
+mod simple_command;
 mod spawn;
 mod start_output;
 mod state;
@@ -88,8 +88,8 @@ mod unrecorded_launch;
 mod user_files;
 mod worker_threads;
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,6 +102,7 @@ pub use clone_exec::serve_if_launcher;
 pub use context::AgentIntervals;
 pub use figures::SAMPLE_INTERVAL;
 pub use log_writer::run_if_named as run_log_writer_if_named;
+pub use name::{AgentNameError, agent_name, this_host};
 pub use policy::HostPolicy;
 pub use precheck::{RefusedInstance, left_running, refused_instances};
 
@@ -142,6 +143,8 @@ pub struct Supervisor {
     /// was lost.
     unclaimed: Option<Arc<Vec<LaunchedProcess>>>,
     log_reads: LogReads,
+    /// Instances that the gateway named since the session began, until it has named all of a host.
+    listed: HashSet<InstanceKey>,
     /// Answers to figure queries that wait to be sent.
     figure_answers: Vec<FiguresAnswer>,
     sample_interval: Duration,
@@ -173,7 +176,7 @@ impl Supervisor {
         process::set_cloexec();
         file_limit::raise();
         crate::malloc::allocate_tightly();
-        let store = Embedded::open_alone(&folder.join("agent.db"))?;
+        let store = Embedded::open_alone_unlogged(&folder.join("agent.db"))?;
         close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])
             .map_err(|error| Error::Unsafe(Arc::new(error)))?;
         let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
@@ -210,6 +213,7 @@ impl Supervisor {
             fences,
             unclaimed: None,
             log_reads: LogReads::new(Arc::clone(&shared)),
+            listed: HashSet::new(),
             figure_answers: Vec::new(),
             sample_interval: intervals.sample,
             shared,
@@ -316,6 +320,7 @@ impl Supervisor {
     pub async fn session_started(&mut self, gateway_store: &str) -> Result<(), Error> {
         // The gateway reads again in the new session.
         self.log_reads.cancel_all();
+        self.listed.clear();
         self.oplog.session_started(&self.shared.store, gateway_store, clock::now().0).await
     }
 
@@ -328,6 +333,9 @@ impl Supervisor {
     pub async fn handle_message(&mut self, message: ToAgent, age_ms: u64) {
         match message {
             ToAgent::SetSpec { instance, given, changed } => {
+                if given.is_some() {
+                    self.listed.insert(instance.clone());
+                }
                 self.send_command(&instance, InstanceCommand::SetSpec(Box::new((given, changed))));
                 // The gateway may have a state of the instance that is older than this folder.
                 if let Some(unclaimed) = self.unclaimed.clone() {
@@ -336,7 +344,10 @@ impl Supervisor {
                 }
             }
             // Each instance has claimed the processes that carry its name. The rest may have been renamed since the launch.
-            ToAgent::Synced { .. } => {
+            ToAgent::Synced { as_of, host } => {
+                if let Some(host) = host {
+                    self.forget_unlisted(&host, as_of);
+                }
                 let Some(unclaimed) = &self.unclaimed else { return };
                 for sender in self.instances.values() {
                     sender.send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
@@ -362,6 +373,15 @@ impl Supervisor {
             ToAgent::ReadLog(read) => self.log_reads.begin(*read),
             ToAgent::CancelLog { id } => self.log_reads.cancel(&id),
         }
+    }
+
+    /// The gateway has named all registered instances of a host. Others were unregistered while no agent was connected.
+    fn forget_unlisted(&mut self, host: &HostKey, as_of: u64) {
+        let of_host = self.instances.iter().filter(|(instance, _)| instance.host == *host);
+        for (_, sender) in of_host.filter(|(instance, _)| !self.listed.contains(*instance)) {
+            sender.send(InstanceCommand::Unlisted { as_of });
+        }
+        self.listed.retain(|instance| instance.host != *host);
     }
 
     async fn operation(&mut self, request: OpRequest, age_ms: u64) {
@@ -467,34 +487,4 @@ impl Supervisor {
 fn not_begun(request: &OpRequest, message: String) -> OpResult {
     let (op_id, seq) = (request.op_id.clone(), request.seq);
     OpResult { op_id, seq, code: RowCode::NOT_BEGUN.0, message, content: None }
-}
-
-/// The host that an agent serves by default.
-pub fn this_host() -> HostKey {
-    HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
-}
-
-/// Why an agent has no name.
-#[derive(Debug, thiserror::Error)]
-pub enum AgentNameError {
-    #[error("cannot generate an agent id")]
-    Generate(#[source] std::io::Error),
-    #[error("cannot write {}", file.display())]
-    Write { file: PathBuf, source: std::io::Error },
-}
-
-/// The agent's name: generated once and stored in its folder.
-pub fn agent_name(folder: &Path) -> Result<String, AgentNameError> {
-    let file = folder.join("agent-id");
-    match std::fs::read_to_string(&file) {
-        Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
-        _ => {
-            let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-            let name = random.map_err(AgentNameError::Generate)?.trim().to_owned();
-            match std::fs::write(&file, &name) {
-                Ok(()) => Ok(name),
-                Err(source) => Err(AgentNameError::Write { file, source }),
-            }
-        }
-    }
 }

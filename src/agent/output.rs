@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
+use super::clone_exec::held_descriptor;
 use super::masking::SecretTexts;
 use super::output_bound::{self, Bounded};
 use super::process::ProcessHandle;
@@ -44,7 +45,8 @@ impl Output {
     }
 
     fn bounded(file: File, uid: u32) -> Output {
-        let file = Arc::new(file);
+        // Held as long as the process lives.
+        let file = Arc::new(File::from(held_descriptor(file.into())));
         let _bounded = output_bound::bound(&file, uid);
         Output { file, _bounded }
     }

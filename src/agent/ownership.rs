@@ -352,10 +352,29 @@ fn descends(
 ///
 /// An error: it is unknown whether one runs.
 pub async fn foreign_pid(spec: &Spec, rights: &Rights) -> Result<Option<u32>, OwnershipError> {
-    let is_foreign = |identity: &ProcessIdentity| {
-        !identity.is_claimed() && refuse_user(identity.pid, rights.account()).is_ok()
+    let found = pid_file_process(spec, rights).await.if_running()?;
+    Ok(found.filter(|identity| is_foreign(identity, rights)).map(|identity| identity.pid))
+}
+
+/// As [`foreign_pid`]. Blocks.
+pub fn foreign_pid_blocking(spec: &Spec, rights: &Rights) -> Result<Option<u32>, OwnershipError> {
+    let unknown = |error| OwnershipError::Unknown(Box::new(error));
+    let pid = match rights.pid_in(Path::new(&spec.identity.pid_path)) {
+        Ok(PidEntry::Pid(pid)) => pid,
+        Ok(PidEntry::None(_)) => return Ok(None),
+        Err(error) => return Err(unknown(error.into())),
     };
-    Ok(pid_file_process(spec, rights).await.if_running()?.filter(is_foreign).map(|identity| identity.pid))
+    let Some(identity) = ProcessIdentity::of(pid).filter(ProcessIdentity::is_current) else {
+        return Ok(None);
+    };
+    let runs = runs_program(pid, &spec.identity.proc_name);
+    let runs = runs.map_err(|source| unknown(OwnershipError::Unreadable { pid, source }))?;
+    Ok((runs && is_foreign(&identity, rights)).then_some(pid))
+}
+
+/// Whether the agent holds no handle on a process of the account.
+fn is_foreign(identity: &ProcessIdentity, rights: &Rights) -> bool {
+    !identity.is_claimed() && refuse_user(identity.pid, rights.account()).is_ok()
 }
 
 /// A daemon of an earlier launch whose pid file appeared after that launch timed out. It is a descendant of the agent, and

@@ -14,10 +14,13 @@ use super::account::{Account, AccountError};
 use super::health::{HealthSettings, Probe, http_address};
 use super::probe_targets::{ProbeTarget, host_of, is_allowed};
 use crate::model::{EnvValue, InstanceKey, Sandbox, Spec, SpecSection, glob, ulimit_number};
-use crate::permissions::{PermissionError, own_uid, refuse_changeable, resolved};
+use crate::permissions::{PermissionError, own_uid, refuse_changeable_by_group, resolved};
 
 /// The default policy file.
 pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
+
+/// Maximum size of a policy file.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Why the policy file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +31,8 @@ pub enum PolicyError {
     Unsafe { file: PathBuf, source: PermissionError },
     #[error("host policy {}: not a regular file", file.display())]
     NotAFile { file: PathBuf },
+    #[error("host policy {}: larger than {MAX_BYTES} bytes", file.display())]
+    TooLarge { file: PathBuf },
     #[error("host policy {}", file.display())]
     Yaml { file: PathBuf, source: serde_yaml::Error },
     #[error("host policy {}: {rule}: {} is not an absolute path without `..`", file.display(), path.display())]
@@ -97,14 +102,9 @@ impl HostPolicy {
         if named.is_none() && std::fs::symlink_metadata(file).is_err_and(is_missing) {
             return Ok(HostPolicy::default());
         }
-        let read = || file.to_owned();
-        let unreadable = |source| PolicyError::Read { file: read(), source };
-        // Before the open, which would wait for the writer of a FIFO.
-        if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
-            return Err(PolicyError::NotAFile { file: read() });
-        }
-        let text = std::fs::read_to_string(file).map_err(unreadable)?;
-        refuse_changeable(file, own_uid()).map_err(|source| PolicyError::Unsafe { file: read(), source })?;
+        let text = read_regular_file(file)?;
+        refuse_changeable_by_group(file, own_uid())
+            .map_err(|source| PolicyError::Unsafe { file: file.to_owned(), source })?;
         HostPolicy::parse(file, &text)
     }
 
@@ -253,6 +253,29 @@ impl HostPolicy {
     /// Whether the agent may open a file as root for another user who cannot open it.
     pub fn may_root_open(&self, path: &Path) -> bool {
         is_below(path, &self.rules.root_opens)
+    }
+}
+
+/// Reads a file of bounded size. The open waits for nothing: a FIFO or a device is refused by its type.
+fn read_regular_file(file: &Path) -> Result<String, PolicyError> {
+    use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
+    let unreadable = |source| PolicyError::Read { file: file.to_owned(), source };
+    // Before the open, which can have an effect on a device.
+    if !std::fs::metadata(file).map_err(unreadable)?.is_file() {
+        return Err(PolicyError::NotAFile { file: file.to_owned() });
+    }
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let opened = std::fs::File::options().read(true).custom_flags(flags).open(file).map_err(unreadable)?;
+    // The path may lead to another file by now.
+    if !opened.metadata().map_err(unreadable)?.is_file() {
+        return Err(PolicyError::NotAFile { file: file.to_owned() });
+    }
+    let mut text = String::new();
+    let read = opened.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+    match read as u64 > MAX_BYTES {
+        true => Err(PolicyError::TooLarge { file: file.to_owned() }),
+        false => Ok(text),
     }
 }
 

@@ -43,11 +43,13 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     Ok(refused)
 }
 
-/// The number of processes that an agent with this folder left running, and how many of them it supervised.
+/// The number of processes that an agent with this folder left running and that still run, and how many of them it
+/// supervised.
 pub async fn left_running(folder: &Path) -> Result<(usize, usize), Error> {
     let store = Embedded::open(&folder.join("agent.db"))?;
     let states = load_readable::<InstanceState>(&store, keys::INSTANCE_STATE_PREFIX).await?;
-    let running = states.iter().filter(|(_, state)| state.run.is_some());
+    let is_alive = |state: &InstanceState| state.run.as_ref().is_some_and(|run| run.identity.is_current());
+    let running = states.iter().filter(|(_, state)| is_alive(state));
     Ok((running.clone().count(), running.filter(|(_, state)| state.hosted).count()))
 }
 

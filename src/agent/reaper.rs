@@ -5,6 +5,7 @@
 //! claimed yet; the reaper skips both and reaps the others.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -179,8 +180,14 @@ fn reap_orphans(skip_held: bool) -> bool {
 }
 
 /// The children of this process that no instance holds, including ended ones: the orphans of launches.
+///
+/// The kernel gives an orphan to the first thread of its subreaper. A launched process is a child of the thread that created
+/// it, and such threads stay ([`worker_threads::keep_this_thread`]). The list is therefore short, however many processes run.
+///
+/// [`worker_threads::keep_this_thread`]: super::worker_threads::keep_this_thread
 pub fn orphans() -> Vec<u32> {
-    let mut orphans = children();
+    let own = std::process::id();
+    let mut orphans = children_of_thread(Path::new(&format!("/proc/{own}/task/{own}")));
     orphans.retain(|pid| !is_held(*pid));
     // Copied: the helpers are locked no longer than that.
     let helpers = helpers().clone();
@@ -201,10 +208,13 @@ fn children() -> Vec<u32> {
 /// All children of a process, including ended ones.
 pub fn children_of(pid: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let lists = threads.flatten().filter_map(|one| std::fs::read_to_string(one.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .collect()
+    threads.flatten().flat_map(|thread| children_of_thread(&thread.path())).collect()
+}
+
+/// The children of a thread, by its directory in /proc.
+fn children_of_thread(thread: &Path) -> Vec<u32> {
+    let list = std::fs::read_to_string(thread.join("children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// A child that has ended, without reaping it.

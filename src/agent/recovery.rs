@@ -18,7 +18,7 @@ use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LIMIT_STOP, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_readable,
-    pending_key, result_key, state_key,
+    pending_key, result_key, state_key, state_txn,
 };
 use super::tree::{LaunchTraces, ProcessTree, end_commands};
 use super::unrecorded_launch::{self, InterruptedLaunch};
@@ -75,13 +75,13 @@ pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
             .into_iter()
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
-    mark_dormant(shared, &mut states).await?;
+    let marks = mark_dormant(shared, &mut states).await?;
     let intents: HashMap<InstanceKey, LaunchIntent> =
         by_instance(load_readable(&shared.store, keys::LAUNCH_INTENT_PREFIX).await?);
     let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
         .into_iter()
         .partition(|(instance, intent)| continues_launch(intent, pending.contains_key(instance)));
-    let txn = resolve(shared, intents, &mut states, &mut pending).await;
+    let txn = marks.and(resolve(shared, intents, &mut states, &mut pending).await);
     if !txn.writes.is_empty() {
         crate::failpoint::point("recovering");
         shared.store.txn(txn).await?;
@@ -92,30 +92,33 @@ pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
         }
     }
     remove_stale_records(shared, &states, &pending);
+    let shown = states.iter().filter(|(_, state)| state.is_shown()).map(|(instance, _)| instance);
+    shared.logs.outputs().remove_others(shown.chain(pending.keys()));
     end_probes(shared, &states).await;
     Ok(RecoveredState { states, pending })
 }
 
 /// Marks stopped processes that must not be relaunched. States of an earlier version do not record this: a process is
-/// relaunched only if it was supervised when it ended, which the change log of the store shows.
+/// relaunched only if it was supervised when it ended, which the change log of that version shows. Returns the writes of
+/// the marks: the first commit deletes the log.
 async fn mark_dormant(
     shared: &AgentContext,
     states: &mut HashMap<InstanceKey, InstanceState>,
-) -> Result<(), Error> {
+) -> Result<Txn, Error> {
     let resident = |owned: &OwnedSpec| owned.spec.monitor.auto_type == AutoType::Resident;
     let is_open = |state: &InstanceState| {
         let is_down = state.hosted && state.run.is_none() && state.given.as_ref().is_some_and(resident);
         is_down && state.retry.is_none() && !state.dormant && !state.message.is_empty()
     };
     if !states.values().any(is_open) {
-        return Ok(());
+        return Ok(Txn::default());
     }
     let last = shared.store.range(keys::INSTANCE_STATE_PREFIX, None, 0).await?.as_of;
     // The read returns at once, unless the log has no such change.
     let changes = shared.store.changes(keys::INSTANCE_STATE_PREFIX, last.saturating_sub(LOGGED_CHANGES));
     let changes = match tokio::time::timeout(EXEC_TIMEOUT, changes).await {
         Ok(Ok(changes)) => changes,
-        Ok(Err(Error::Compacted)) | Err(_) => return Ok(()),
+        Ok(Err(Error::Compacted)) | Err(_) => return Ok(Txn::default()),
         Ok(Err(error)) => return Err(error),
     };
     let mut ended_supervised: HashMap<InstanceKey, (bool, bool)> = HashMap::new();
@@ -131,13 +134,15 @@ async fn mark_dormant(
         }
         *was_running = state.run.is_some();
     }
+    let mut marks = Txn::default();
     for (instance, state) in states.iter_mut().filter(|(_, state)| is_open(state)) {
         if ended_supervised.get(instance).is_some_and(|(_, supervised)| !supervised) {
             info!(%instance, "process not relaunched: it was not supervised when it ended");
             state.dormant = true;
+            marks = marks.and(state_txn(instance, state));
         }
     }
-    Ok(())
+    Ok(marks)
 }
 
 fn by_instance<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {

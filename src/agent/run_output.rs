@@ -2,16 +2,20 @@
 //!
 //! A run writes to a file in the agent's folder, so that its output survives the agent. The file has no path that the user
 //! can reach, and only its end is kept: while the run writes, all but the last part is freed ([`output_bound`]), and less
-//! is left when it ends. The last [`MAX_RUNS`] runs of an instance are kept for [`MAX_AGE`].
+//! is left when it ends. The last [`MAX_RUNS`] runs of an instance are kept for [`MAX_AGE`], until the instance is
+//! unregistered.
 //!
 //! [`output_bound`]: super::output_bound
 
+use std::collections::HashSet;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use tracing::info;
 
 use super::output_bound::{self, Bounded};
 use crate::clock;
@@ -43,7 +47,24 @@ impl RunOutputs {
     }
 
     fn folder(&self, instance: &InstanceKey) -> PathBuf {
-        self.0.join(&blake3::hash(instance.to_string().as_bytes()).to_hex()[..32])
+        self.0.join(folder_name(instance))
+    }
+
+    /// Removes the outputs of an instance.
+    pub fn remove(&self, instance: &InstanceKey) {
+        let _ = std::fs::remove_dir_all(self.folder(instance));
+    }
+
+    /// Removes the outputs of all instances except these.
+    pub fn remove_others<'a>(&self, instances: impl Iterator<Item = &'a InstanceKey>) {
+        let known: HashSet<String> = instances.map(folder_name).collect();
+        let unknown: Vec<String> = names(&self.0).into_iter().filter(|name| !known.contains(name)).collect();
+        for name in &unknown {
+            let _ = std::fs::remove_dir_all(self.0.join(name));
+        }
+        if !unknown.is_empty() {
+            info!(instances = unknown.len(), "removed stored outputs of instances that are not registered");
+        }
     }
 
     /// Creates the output of a run, and removes the oldest ones. Returns a descriptor for the process.
@@ -120,6 +141,10 @@ impl RunOutputs {
     }
 }
 
+fn folder_name(instance: &InstanceKey) -> String {
+    blake3::hash(instance.to_string().as_bytes()).to_hex()[..32].to_owned()
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -161,6 +186,11 @@ mod tests {
         assert!(
             outputs.of_launch(&two, "run24", 0).is_some() && outputs.of_launch(&two, "run4", 0).is_none()
         );
+        outputs.store(&one, "run", "output").expect("it is stored");
+        outputs.remove_others([&two].into_iter());
+        assert_eq!((outputs.open_all(&one).len(), outputs.open_all(&two).len()), (0, MAX_RUNS));
+        outputs.remove(&two);
+        assert!(names(&outputs.0).is_empty());
     }
 
     #[test]

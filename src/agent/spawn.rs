@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -19,10 +19,13 @@ use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
 use super::launch_mark::LaunchMark;
 use super::output::{Output, OutputError};
+use super::ownership;
 use super::process::{ProcessHandle, UnclaimedProcess};
 use super::sandbox::{LaunchSandbox, SandboxError};
+use super::simple_command::split_simple_command;
 use super::start_output::{LogStart, LogTarget};
-use super::user_files::{self, PidFile, Rights};
+use super::user_files::{self, ExistingPidFile, PidFile, Rights};
+use crate::model::Spec;
 
 /// Destination of the output of a launch.
 pub enum Sink {
@@ -49,13 +52,15 @@ pub struct Launch {
     /// The exit record of the process.
     pub record: Option<(ExitRecords, String)>,
     pub pid_file: Option<PathBuf>,
+    /// The spec under whose identity a foreign process may run, which refuses the launch; `None`: none can.
+    pub foreign: Option<Arc<Spec>>,
     pub group: Option<Cgroup>,
     pub sandbox: LaunchSandbox,
 }
 
 /// The descriptors of a launch.
 struct LaunchFiles {
-    null: File,
+    null: &'static File,
     output: Option<File>,
     code: Option<File>,
     group: Option<File>,
@@ -104,7 +109,7 @@ impl Launch {
                 spawned => return spawned.map_err(explain),
             }
         }
-        let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
+        let pid_file = self.pid_file.as_ref().map(|path| self.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
             return Err(LaunchError::GivenUp);
@@ -123,6 +128,21 @@ impl Launch {
         written
     }
 
+    /// Prepares the pid file. An existing one may name a foreign process, which refuses the launch.
+    fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, LaunchError> {
+        if let Some(spec) = &self.foreign {
+            match self.rights.prepare_pid_file(path, ExistingPidFile::Refuse) {
+                Err(error) if error.is_existing() => {}
+                prepared => return Ok(prepared?),
+            }
+            let foreign = ownership::foreign_pid_blocking(spec, &self.rights);
+            if let Some(pid) = foreign.map_err(|error| LaunchError::MayBeForeign(Box::new(error)))? {
+                return Err(LaunchError::Foreign(pid));
+            }
+        }
+        Ok(self.rights.prepare_pid_file(path, ExistingPidFile::Replace)?)
+    }
+
     /// Whether the process itself writes its pid file: with its user's rights, and not inside its sandbox.
     fn writes_own_pid(&self) -> bool {
         let is_sandboxed = self.sandbox.namespace().is_some() || self.sandbox.restrictions.affect_files();
@@ -134,8 +154,7 @@ impl Launch {
     }
 
     fn open(&self) -> Result<LaunchFiles, LaunchError> {
-        let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(LaunchError::Null)?;
+        let null = null().map_err(LaunchError::Null)?;
         let output = match &self.output {
             Sink::Nowhere => None,
             Sink::File(file) => Some(file.try_clone().map_err(OutputError)?),
@@ -203,6 +222,10 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
+        let existing = match self.foreign {
+            Some(_) => ExistingPidFile::Refuse,
+            None => ExistingPidFile::Replace,
+        };
         let mark = LaunchMark::of_variables(&self.env);
         // The mark is for launches without a control group.
         let restrictions =
@@ -214,7 +237,7 @@ impl Launch {
             folder: path(&self.folder)?,
             streams: Streams {
                 input: opened.null.as_fd(),
-                output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
+                output: opened.output.as_ref().unwrap_or(opened.null).as_fd(),
                 code: opened.code.as_ref().map(AsFd::as_fd),
             },
             group: opened.group.as_ref().map(AsFd::as_fd),
@@ -222,7 +245,7 @@ impl Launch {
             restrictions: restrictions(opened.group.is_some()),
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
-            pid_file: pid_file.map(path).transpose()?,
+            pid_file: pid_file.map(path).transpose()?.map(|path| (path, existing)),
         };
         match request.spawn(vfork) {
             // A control group that refuses the process does not prevent the launch.
@@ -264,6 +287,18 @@ impl Launch {
     }
 }
 
+/// The null device, opened once.
+fn null() -> io::Result<&'static File> {
+    static NULL: OnceLock<File> = OnceLock::new();
+    match NULL.get() {
+        Some(null) => Ok(null),
+        None => {
+            let opened = File::options().read(true).write(true).open("/dev/null")?;
+            Ok(NULL.get_or_init(|| opened))
+        }
+    }
+}
+
 /// Kills and reaps a process whose launch failed after its creation.
 fn kill_and_reap(process: &SpawnedProcess) {
     let _ = rustix::process::pidfd_send_signal(&process.fd, Signal::KILL);
@@ -277,26 +312,6 @@ fn not_a_program(error: LaunchError) -> (ExecStage, io::Error) {
 
 fn c_string(text: &str) -> Result<CString, LaunchError> {
     CString::new(text).map_err(|_| LaunchError::Nul)
-}
-
-/// The words of a command that needs no shell; `None`: the command needs one.
-pub fn split_simple_command(command: &str) -> Option<Vec<String>> {
-    const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~{}!\n\r";
-    #[rustfmt::skip]
-    const BUILTINS: [&str; 52] = [
-        ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done", "echo", "elif",
-        "else", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for", "function", "getopts", "hash", "if",
-        "in", "jobs", "kill", "local", "printf", "pwd", "read", "readonly", "return", "select", "set", "shift",
-        "test", "then", "time", "times", "trap", "type", "ulimit", "umask", "unalias", "unset", "until", "wait",
-        "while",
-    ];
-    if command.chars().any(|c| SYNTAX.contains(c)) {
-        return None;
-    }
-    let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
-    let first = words.first()?;
-    let is_assignment = first.contains('=');
-    (!is_assignment && !BUILTINS.contains(&first.as_str())).then_some(words)
 }
 
 /// The end of a command of a spec.
@@ -339,6 +354,7 @@ pub async fn run(
         output: Sink::File(output.descriptor()?),
         record,
         pid_file: None,
+        foreign: None,
         group,
         sandbox,
     };
@@ -366,7 +382,6 @@ mod tests {
     use std::task::Poll;
 
     use crate::agent::user_files::{MAX_PER_USER, UserPermits};
-    use crate::model::Spec;
 
     /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
@@ -392,6 +407,7 @@ mod tests {
             output: Sink::Nowhere,
             record: None,
             pid_file: None,
+            foreign: None,
             group: None,
             sandbox: LaunchSandbox::default(),
         };
@@ -419,6 +435,7 @@ mod tests {
             output: Sink::Nowhere,
             record: None,
             pid_file: None,
+            foreign: None,
             group: None,
             sandbox: LaunchSandbox::default(),
         };
@@ -438,26 +455,5 @@ mod tests {
             assert!(until("begun").await);
         }
         assert!(until("ended").await, "the process was killed");
-    }
-
-    #[test]
-    fn a_shell_is_used_where_one_is_needed() {
-        let words = |command: &str| split_simple_command(command).map(|words| words.join("|"));
-        assert_eq!(words("./run  --port 80").as_deref(), Some("./run|--port|80"));
-        assert_eq!(words("python3 -m http.server").as_deref(), Some("python3|-m|http.server"));
-        for shell in [
-            "A=1 ./run",
-            "./run > log",
-            "cd /x && ./run",
-            "exec ./run",
-            "echo hi",
-            "./run $HOME",
-            "./run 'a b'",
-            "",
-            "  ",
-            "a\nb",
-        ] {
-            assert_eq!(words(shell), None, "{shell}");
-        }
     }
 }

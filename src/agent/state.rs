@@ -198,6 +198,13 @@ pub struct LaunchIntent {
     pub uid: Option<u32>,
 }
 
+impl InstanceState {
+    /// Whether the gateway shows the instance: it is registered, supervised or running, or its first start failed.
+    pub fn is_shown(&self) -> bool {
+        self.given.is_some() || self.hosted || self.run.is_some() || self.history.failed_start.is_some()
+    }
+}
+
 pub fn state_key(instance: &InstanceKey) -> String {
     keys::instance_state(instance)
 }

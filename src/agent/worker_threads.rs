@@ -1,11 +1,15 @@
 //! Worker threads: blocking work outside the async runtime, on threads that are reused.
 //!
-//! A launch needs one of these threads, so an idle one is kept. A thread has either the agent's rights or the file rights of
+//! A launch needs one of these threads, so an idle one is kept, and one that has launched a process stays: when a thread
+//! ends, its children become children of the first thread, which then has a long list of them ([`super::reaper::orphans`]).
+//! A thread has either the agent's rights or the file rights of
 //! one account, and never changes them. This module sets no limit: work that hangs occupies its own thread, and the next
 //! work gets another one. The limits are permits per user ([`super::permits`]).
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
@@ -14,6 +18,21 @@ use super::account::FileCredentials;
 
 /// Maximum idle time of a thread. The last idle thread with the agent's rights stays.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum threads that stay because of their children.
+const MAX_KEPT: usize = 64;
+/// Threads that stay so far.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static IS_KEPT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Keeps this thread as long as the agent runs: it has created a process. A thread of another module is not affected.
+pub fn keep_this_thread() {
+    if !IS_KEPT.get() && KEPT.fetch_add(1, Ordering::Relaxed) < MAX_KEPT {
+        IS_KEPT.set(true);
+    }
+}
 const STACK: usize = 256 << 10;
 
 /// Work for a thread. The argument is an error if the thread could not assume the requested rights.
@@ -102,7 +121,7 @@ fn next(rights: &ThreadRights, send: &SyncSender<Work>, receive: &Receiver<Work>
             // Selected at the last moment: its work is about to arrive.
             continue;
         };
-        if rights.is_none() && idle.len() == 1 {
+        if rights.is_none() && (idle.len() == 1 || IS_KEPT.get()) {
             continue;
         }
         idle.remove(at);

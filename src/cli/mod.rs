@@ -9,6 +9,7 @@ mod fleet_ca;
 mod help;
 mod local;
 mod output;
+mod people;
 mod status_server;
 mod sync_status;
 mod systemd;

@@ -17,16 +17,19 @@ use super::commands::plan::input::PlanDigests;
 use super::commands::plan::json::{PlanHeader, controller_plan};
 use super::local::Home;
 use super::output::print::Printer;
+use super::people::PeopleArgs;
 use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::backend::Abide;
 use crate::control::PassResult;
 use crate::control::status::{ControllerInfo, StatusBoard};
 use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier, TemplateError};
-use crate::dashboard::{AccessControl, Dashboard, DetailCache, DetailSource, ExtraMetrics, Webhook};
+use crate::dashboard::{
+    AccessControl, Dashboard, DetailCache, DetailSource, ExtraMetrics, PeopleAccess, Webhook,
+};
 use crate::error_chain::chain;
 use crate::http::{
-    AddressError, ApiClient, ClientConfig, Listener, Reloadable, WebhookClient, bind, is_weak, serve,
+    AddressError, ApiClient, ClientConfig, Listener, Reloadable, Tls, WebhookClient, bind, is_weak, serve,
     watch_file,
 };
 use crate::permissions::PermissionError;
@@ -41,6 +44,19 @@ pub struct ListenArgs {
     /// $ABIDE_HOME/watch.token]
     #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// TLS certificate chain, PEM
+    #[arg(long, env = "ABIDE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// TLS private key, PEM
+    #[arg(long, env = "ABIDE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Accept people over plain http on an address that is not loopback
+    ///
+    /// Tokens and sessions then cross the network in plain text.
+    #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
+    pub insecure_listen: bool,
+    #[command(flatten)]
+    pub people: PeopleArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,11 +79,19 @@ pub struct NotifyArgs {
 impl ListenArgs {
     /// Binds the port first, so that a conflict has no side effects.
     pub fn bind(&self) -> Result<TcpListener, Failure> {
-        if !self.listen.ip().is_loopback() && self.token_file.is_none() {
+        let (is_loopback, has_people) = (self.listen.ip().is_loopback(), self.people.users.is_some());
+        if !is_loopback && has_people && self.tls_cert.is_none() && !self.insecure_listen {
+            let message =
+                format!("refusing to listen on {} without TLS (not a loopback address)", self.listen);
+            let hint =
+                "pass --tls-cert and --tls-key, or --insecure-listen behind a proxy that terminates TLS";
+            return Err(Failure::new(Exit::Usage, message).hint(hint));
+        }
+        if !is_loopback && self.token_file.is_none() && !has_people {
             let message =
                 format!("refusing to listen on {} without a token (not a loopback address)", self.listen);
             return Err(Failure::new(Exit::Usage, message)
-                .hint("pass --token-file FILE, or listen on 127.0.0.1 behind a proxy that authenticates"));
+                .hint("pass --token-file FILE or --users FILE, or listen on 127.0.0.1 behind a proxy that authenticates"));
         }
         bind(self.listen).map_err(|error| {
             let taken = error.kind() == std::io::ErrorKind::AddrInUse;
@@ -79,14 +103,29 @@ impl ListenArgs {
 
     /// Access control of the status server.
     pub fn access(&self, listen: SocketAddr, printer: &Printer) -> Result<AccessControl, Failure> {
-        match &self.token_file {
+        let access = match &self.token_file {
             Some(file) => {
-                let token = secret_file("--token-file", file)?;
-                Ok(AccessControl { listen, token_required: true, token: Some(token) })
+                let token = Some(secret_file("--token-file", file)?);
+                AccessControl { listen, token_required: true, token, people: None }
             }
-            None => Ok(default_access(listen, printer)),
-        }
+            None => default_access(listen, printer),
+        };
+        with_people(access, &self.people)
     }
+
+    /// TLS of the status server.
+    pub fn tls(&self) -> Result<Option<Tls>, Failure> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let tls = Tls::watch_files(cert, key);
+        tls.map(Some).map_err(|error| Failure::new(Exit::Failed, chain(&error)))
+    }
+}
+
+/// Adds the people of a users file. Then every request needs credentials.
+pub fn with_people(access: AccessControl, args: &PeopleArgs) -> Result<AccessControl, Failure> {
+    let Some(people) = args.people()? else { return Ok(access) };
+    let people = Some(PeopleAccess::start(people, args.proxy()));
+    Ok(AccessControl { token_required: true, people, ..access })
 }
 
 /// Access control on loopback: reads need no token, changes need the one in `$ABIDE_HOME/watch.token`.
@@ -105,7 +144,7 @@ pub fn default_access(listen: SocketAddr, printer: &Printer) -> AccessControl {
             None
         }
     };
-    AccessControl { listen, token_required: false, token }
+    AccessControl { listen, token_required: false, token, people: None }
 }
 
 /// A secret from a file, reloaded when the file changes.
@@ -268,12 +307,13 @@ pub struct StatusServer {
 }
 
 impl StatusServer {
-    pub fn start(socket: TcpListener, address: SocketAddr, router: Router) -> StatusServer {
+    pub fn start(socket: TcpListener, address: SocketAddr, tls: Option<Tls>, router: Router) -> StatusServer {
         let (stop, stopped) = watch::channel(false);
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let listener =
-            Listener { socket, tls: None, connections: CONNECTIONS, header_time: Duration::from_secs(10) };
+            Listener { socket, tls, connections: CONNECTIONS, header_time: Duration::from_secs(10) };
         let serving = tokio::spawn(serve(listener, router, stopped));
-        StatusServer { url: format!("http://{address}"), stop, serving }
+        StatusServer { url: format!("{scheme}://{address}"), stop, serving }
     }
 
     pub async fn stop(self) {

@@ -31,7 +31,7 @@ pub enum AuditEvent {
     Read,
     /// A call that was refused for its credentials, a missing grant or a limit.
     Refused,
-    /// The first call of an app from an address within an hour.
+    /// The first call of an app or a person from an address within an hour.
     Login,
     /// The end of a task.
     Task,
@@ -42,9 +42,9 @@ pub enum AuditEvent {
 /// The caller of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditCaller {
-    /// `app`, `agent`, `token` (a join token), `gateway`, or `unknown`: wrong or no credentials.
+    /// `app`, `person`, `agent`, `token` (a join token), `gateway`, or `unknown`: wrong or no credentials.
     pub kind: String,
-    /// Of an unknown caller: the name that it claimed.
+    /// Of a person: `person:NAME`. Of an unknown caller: the name that it claimed.
     pub name: String,
     /// The user on whose behalf an app calls, as the app claims.
     #[serde(default, skip_serializing_if = "String::is_empty")]

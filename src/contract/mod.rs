@@ -30,7 +30,7 @@ mod status;
 mod task;
 mod words;
 
-pub use access::AccessInfo;
+pub use access::{AccessInfo, SessionInfo, TokenHash};
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
 };

@@ -1,12 +1,14 @@
 //! Access control: checks of the Host header and of the token.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
-use super::redact::View;
-use super::{ErrorResponse, error_response};
+use super::caller::RequestCaller;
+use super::people::PeopleAccess;
+use super::reply::{ErrorResponse, error_response};
 use crate::http::{CredentialCheck, Reloadable, Revocation, base64, constant_time_eq};
 
 /// How an admitted caller authenticated.
@@ -35,6 +37,8 @@ pub struct AccessControl {
     pub token_required: bool,
     /// `None`: all changes are refused.
     pub token: Option<Reloadable<String>>,
+    /// People of a users file. `token_required` is set with them.
+    pub people: Option<Arc<PeopleAccess>>,
 }
 
 impl AccessControl {
@@ -63,10 +67,13 @@ impl AccessControl {
         name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(address)
     }
 
-    /// Resolves when the token of a reader is replaced. `None`: the request has no valid token.
-    pub(super) fn reader_revocation(&self, parts: &Parts) -> Option<Revocation> {
+    /// Resolves when the credentials of a reader end. `None`: the request has none.
+    pub(super) fn reader_revocation(&self, parts: &Parts, caller: &RequestCaller) -> Option<Revocation> {
+        if let (Some(person), Some(people)) = (caller.person(), &self.people) {
+            return Some(people.revocation(person));
+        }
         let presented = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
-        let token = self.token.as_ref().filter(|_| self.view(parts) == View::Full)?;
+        let token = self.token.as_ref().filter(|_| matches!(caller, RequestCaller::Token))?;
         Some(token.revocation(move |token| !token.is_empty() && constant_time_eq(&presented, token)))
     }
 
@@ -91,7 +98,9 @@ impl AccessControl {
         match self.is_valid_token(presented) {
             true => Ok(AuthMethod::Shown),
             // An immediate answer to a wrong token would let every user of the machine guess it without a log line.
-            false if shown || self.token_required => Err(mark_wrong_credentials(token_required(), shown)),
+            false if shown || self.token_required => {
+                Err(mark_wrong_credentials(self.token_required(), shown))
+            }
             false => Ok(AuthMethod::NotNeeded),
         }
     }
@@ -102,15 +111,7 @@ impl AccessControl {
         let shown = presented.is_some();
         match self.is_valid_token(presented) {
             true => Ok(AuthMethod::Shown),
-            false => Err(mark_wrong_credentials(token_required(), shown)),
-        }
-    }
-
-    /// Command lines and environment values need the token.
-    pub(super) fn view(&self, parts: &Parts) -> View {
-        match self.is_valid_token(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
-            true => View::Full,
-            false => View::Redacted,
+            false => Err(mark_wrong_credentials(self.token_required(), shown)),
         }
     }
 
@@ -134,6 +135,22 @@ impl AccessControl {
         }
     }
 
+    fn token_required(&self) -> ErrorResponse {
+        // People log in with a form. A challenge for a password would open a dialog of the browser.
+        let (message, challenge) = match self.people {
+            Some(_) => {
+                ("a token is required: send Authorization: Bearer TOKEN, or log in at /login", "Bearer")
+            }
+            None => (
+                "the token is required: send Authorization: Bearer TOKEN, or log in with it as the password of any user",
+                "Basic realm=\"abide\", Bearer",
+            ),
+        };
+        let mut response = error_response(StatusCode::UNAUTHORIZED, message);
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        response
+    }
+
     fn is_valid_token(&self, presented: Option<String>) -> bool {
         let token = self.token.as_ref().map(Reloadable::get);
         presented
@@ -142,18 +159,7 @@ impl AccessControl {
     }
 }
 
-fn token_required() -> ErrorResponse {
-    let mut response = error_response(
-        StatusCode::UNAUTHORIZED,
-        "the token is required: send Authorization: Bearer TOKEN, or log in with it as the password of any user",
-    );
-    response
-        .headers_mut()
-        .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"abide\", Bearer"));
-    response
-}
-
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
@@ -163,7 +169,7 @@ fn scheme_credentials<'a>(headers: &'a HeaderMap, scheme: &str) -> Option<&'a st
     found.eq_ignore_ascii_case(scheme).then(|| rest.trim())
 }
 
-fn bearer(headers: &HeaderMap) -> Option<String> {
+pub(super) fn bearer(headers: &HeaderMap) -> Option<String> {
     scheme_credentials(headers, "Bearer").map(str::to_owned)
 }
 
@@ -182,6 +188,7 @@ mod tests {
             listen: SocketAddr::from(([127, 0, 0, 1], 7466)),
             token_required: false,
             token: None,
+            people: None,
         };
         for good in ["localhost", "LocalHost:7466", "127.0.0.1:7466", "127.0.0.2", "[::1]:7466", "localhost."]
         {

@@ -3,7 +3,6 @@
 //! Fields may be added, and are never renamed or removed.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::http::request::Parts;
@@ -11,8 +10,13 @@ use axum::response::Response;
 use serde_json::Number;
 use tracing::info;
 
+use super::caller::RequestCaller;
+use super::people::PersonCaller;
 use super::redact::{self, View};
-use super::{Dashboard, ErrorResponse, RESPONSE_TIMEOUT, error_response, json_response, parameter};
+use super::reply::{ErrorResponse, error_response, json_response};
+use super::viewer::Viewer;
+use super::{Dashboard, RESPONSE_TIMEOUT, parameter};
+use crate::access::AccessRequest;
 use crate::clock;
 use crate::contract::{
     Accepted, ControllerProcess, ControllerReport, EventEntry, HeldDetail, HeldRow, HistoryEntry, HoldEntry,
@@ -20,8 +24,9 @@ use crate::contract::{
     ProcessRow, ReportedDetails, Resumed, ResumedScope, ServerHealth, SourceReport,
 };
 use crate::control;
+use crate::control::PassResult;
 use crate::control::pin::Pin;
-use crate::control::status::{ControllerStatus, LogEntry, Role, Row, StatusBoard, SyncStatus};
+use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
 use crate::model::{Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds};
 use crate::store::{Error, Store, Txn, keys};
@@ -36,7 +41,7 @@ fn whole_seconds(seconds: f64) -> Number {
     if seconds.fract() == 0.0 { whole() } else { Number::from_f64(seconds).unwrap_or_else(whole) }
 }
 
-pub fn status(board: &StatusBoard, view: View) -> ControllerReport {
+pub fn status(board: &StatusBoard, viewer: &Viewer) -> ControllerReport {
     let status = board.status();
     let subject = &board.subject;
     let (role, leader, generation) = match status.role.clone() {
@@ -47,6 +52,8 @@ pub fn status(board: &StatusBoard, view: View) -> ControllerReport {
     let pass = status.pass.last.as_deref();
     let observed_at = pass.map(|pass| pass.observed.at);
     let held = pass.map(|pass| pass.plan.held.as_slice()).unwrap_or_default();
+    let held: Vec<&HeldChange> = held.iter().filter(|held| viewer.sees(&held.instance)).collect();
+    let steps = |pass: &PassResult| pass.plan.steps().filter(|step| viewer.sees(&step.instance)).count();
     let (holds, pauses) = pass
         .map(|pass| (pass.rules.holds.manual.as_slice(), pass.rules.holds.pauses.as_slice()))
         .unwrap_or_default();
@@ -75,20 +82,37 @@ pub fn status(board: &StatusBoard, view: View) -> ControllerReport {
         under_way: status.work.in_flight,
         converged: converged(&status),
         trouble: status.trouble.clone(),
-        to_do: pass.map(|pass| pass.plan.steps().count()),
-        instances: counts(status.rows()),
-        held: held.iter().take(MAX_LISTED).map(held_row).collect(),
+        to_do: pass.map(steps),
+        instances: counts(viewer.rows(&status)),
+        held: held.iter().take(MAX_LISTED).map(|held| held_row(held, viewer)).collect(),
         held_total: held.len(),
         backing_off: pass
-            .map(|pass| pass.backing_off.iter().map(HoldEntry::from).collect())
+            .map(|pass| {
+                pass.backing_off
+                    .iter()
+                    .filter(|hold| viewer.sees(&hold.instance))
+                    .map(HoldEntry::from)
+                    .collect()
+            })
             .unwrap_or_default(),
-        holds: holds.iter().filter(|hold| hold.by != "watch").map(HoldEntry::from).collect(),
-        pauses: pauses.iter().map(PauseEntry::from).collect(),
-        notes: pass.map(|pass| pass.plan.notes.clone()).unwrap_or_default(),
-        problems: problems(&status, view),
-        redacted: view == View::Redacted,
+        holds: holds
+            .iter()
+            .filter(|hold| hold.by != "watch" && viewer.sees(&hold.instance))
+            .map(HoldEntry::from)
+            .collect(),
+        pauses: pauses
+            .iter()
+            .filter(|pause| viewer.sees_pause(pause.namespace.as_ref()))
+            .map(PauseEntry::from)
+            .collect(),
+        notes: pass
+            .filter(|_| viewer.sees_everything())
+            .map(|pass| pass.plan.notes.clone())
+            .unwrap_or_default(),
+        problems: problems(&status, viewer),
+        redacted: viewer.view == View::Redacted,
         last_event: status.number,
-        events: recent_events(board, &status, view),
+        events: recent_events(board, &status, viewer),
     }
 }
 
@@ -107,25 +131,25 @@ fn pin_details(pin: Pin) -> PinDetails {
     PinDetails { revision: pin.revision.to_string(), by: pin.by, reason: pin.reason }
 }
 
-fn held_row(held: &HeldChange) -> HeldRow {
-    HeldRow { instance: held.instance.clone(), reason: held.reason, detail: held.detail.clone() }
+fn held_row(held: &HeldChange, viewer: &Viewer) -> HeldRow {
+    let detail = viewer.detail(held.reason, &held.detail);
+    HeldRow { instance: held.instance.clone(), reason: held.reason, detail }
 }
 
-fn problems(status: &ControllerStatus, view: View) -> Vec<ManifestProblem> {
+fn problems(status: &ControllerStatus, viewer: &Viewer) -> Vec<ManifestProblem> {
+    if !viewer.sees_everything() {
+        return Vec::new();
+    }
     let problems = status.source.problems.iter().map(ManifestProblem::from).collect();
-    match view {
+    match viewer.view {
         View::Full => problems,
         View::Redacted => redact::problems(problems),
     }
 }
 
-fn recent_events(board: &StatusBoard, status: &ControllerStatus, view: View) -> Vec<EventEntry> {
+fn recent_events(board: &StatusBoard, status: &ControllerStatus, viewer: &Viewer) -> Vec<EventEntry> {
     let recent = board.entries_after(status.number.saturating_sub(MAX_RECENT), usize::MAX);
-    let event = |entry: &Arc<LogEntry>| match view {
-        View::Full => entry.event(),
-        View::Redacted => entry.redacted_event(),
-    };
-    recent.notes.iter().map(event).collect()
+    recent.notes.iter().filter_map(|entry| viewer.event(entry)).collect()
 }
 
 /// The last pass succeeded, no plan is in flight, and nothing is to do or held.
@@ -136,17 +160,18 @@ pub fn converged(status: &ControllerStatus) -> bool {
 }
 
 /// Instance counts per value of each axis, including zero counts.
-fn counts(rows: &[Row]) -> InstanceCounts {
+fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> InstanceCounts {
     fn zeros<'a>(words: impl Iterator<Item = &'a str>) -> BTreeMap<String, usize> {
         words.map(|word| (word.to_owned(), 0)).collect()
     }
     let mut counts = InstanceCounts {
-        total: rows.len(),
+        total: 0,
         sync: zeros(SyncStatus::ALL.iter().map(|sync| sync.word())),
         health: zeros(Health::ALL.iter().map(|health| health.word())),
         hosting: zeros(Hosting::ALL.iter().map(|hosting| hosting.word())),
     };
     for row in rows {
+        counts.total += 1;
         let words = [row.sync.word(), health_of(row).word(), hosting_of(row).word()];
         for (axis, word) in [&mut counts.sync, &mut counts.health, &mut counts.hosting].into_iter().zip(words)
         {
@@ -178,16 +203,16 @@ pub fn hosting_of(row: &Row) -> Hosting {
 pub fn processes(
     status: &ControllerStatus,
     details: &BTreeMap<InstanceKey, ReportedDetails>,
-    view: View,
+    viewer: &Viewer,
 ) -> Vec<ControllerProcess> {
     let process = |row: &Row| {
         let details = details.get(&row.key).filter(|_| row.gap.is_none()).cloned().unwrap_or_default();
-        ControllerProcess { details: redact::details(details, view), ..process(row) }
+        ControllerProcess { details: redact::details(details, viewer.view), ..process(row, viewer) }
     };
-    status.rows().iter().map(process).collect()
+    viewer.rows(status).map(process).collect()
 }
 
-fn process(row: &Row) -> ControllerProcess {
+fn process(row: &Row, viewer: &Viewer) -> ControllerProcess {
     let nothing = ObservedInstance {
         registered: Some(false),
         hosted: Some(false),
@@ -203,7 +228,10 @@ fn process(row: &Row) -> ControllerProcess {
         KnownSpec::Full(spec) => Some(*spec.revision()),
     };
     let there = row.seen.is_some();
-    let held = row.held.clone().map(|(reason, detail)| HeldDetail { reason, detail });
+    let held = row
+        .held
+        .as_ref()
+        .map(|(reason, detail)| HeldDetail { reason: *reason, detail: viewer.detail(*reason, detail) });
     let declared = row.declared.clone();
     let row = ProcessRow {
         instance: row.key.clone(),
@@ -230,22 +258,19 @@ fn process(row: &Row) -> ControllerProcess {
 }
 
 /// The plan of the last pass.
-pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorResponse> {
+pub fn plan<S>(dashboard: &Dashboard<S>, viewer: &Viewer) -> Result<Response, ErrorResponse> {
     let status = dashboard.board.status();
     let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "the target was not observed yet");
     let pass = status.pass.last.ok_or_else(none)?;
-    let plan = (dashboard.plan)(&pass);
-    Ok(match view {
-        View::Full => json_response(StatusCode::OK, &plan),
-        View::Redacted => json_response(StatusCode::OK, &redact::plan(plan)),
-    })
+    Ok(json_response(StatusCode::OK, &viewer.plan((dashboard.plan)(&pass))))
 }
 
 /// Applied revisions, newest first.
 pub async fn history<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
-    view: View,
+    caller: &RequestCaller,
+    viewer: &Viewer,
 ) -> Result<Vec<HistoryEntry>, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
@@ -253,13 +278,12 @@ pub async fn history<S: Store>(
             error_response(StatusCode::BAD_REQUEST, "limit must be a number from 1 to 10000")
         })?,
     };
+    let owner = dashboard.board.subject.owner.as_str();
+    caller.authorize(&AccessRequest { state_owner: Some(owner), ..AccessRequest::default() })?;
     let state = dashboard.state.get();
-    let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
+    let newest = control::history::newest(&*state, owner, limit);
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
-        Ok(Ok(newest)) => Ok(match view {
-            View::Full => newest,
-            View::Redacted => redact::history(newest),
-        }),
+        Ok(Ok(newest)) => Ok(viewer.history(newest)),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
         Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }
@@ -295,9 +319,19 @@ pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Respons
     }
 }
 
+/// Triggers a pass for a caller.
+pub fn observe<S>(dashboard: &Dashboard<S>, parts: &Parts, caller: &RequestCaller) -> Response {
+    trigger(dashboard, parts, caller, &format!("observation requested{}", by(caller)))
+}
+
+/// The person of a request, at the end of a sentence.
+fn by(caller: &RequestCaller) -> String {
+    caller.person().map(|person| format!(" by {}", person.name())).unwrap_or_default()
+}
+
 /// Triggers a pass.
-pub fn trigger<S>(dashboard: &Dashboard<S>, parts: &Parts, why: &str) -> Response {
-    audit(parts, why);
+pub fn trigger<S>(dashboard: &Dashboard<S>, parts: &Parts, caller: &RequestCaller, why: &str) -> Response {
+    audit(parts, caller, why);
     dashboard.board.log_request(why.to_owned());
     dashboard.trigger.notify_one();
     json_response(StatusCode::ACCEPTED, &Accepted::Accepted(true))
@@ -317,9 +351,11 @@ fn parse_pause_request(bytes: &[u8]) -> Result<PauseRequest, ErrorResponse> {
 pub async fn pause<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
+    caller: &RequestCaller,
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
     let request = parse_pause_request(bytes)?;
+    check_pause(caller, request.namespace.as_ref())?;
     let until = match request.until.as_deref() {
         None => None,
         Some(text) => {
@@ -334,7 +370,11 @@ pub async fn pause<S: Store>(
     };
     let pause = Pause {
         namespace: request.namespace,
-        by: request.by.unwrap_or_else(|| "the listener".to_owned()),
+        // A person acts in the own name.
+        by: match caller.person() {
+            Some(person) => person.name().to_owned(),
+            None => request.by.unwrap_or_else(|| "the listener".to_owned()),
+        },
         reason: request.reason,
         until,
     };
@@ -344,6 +384,7 @@ pub async fn pause<S: Store>(
     trigger(
         dashboard,
         parts,
+        caller,
         &format!("paused {} by {}{reason}", pause_scope(pause.namespace.as_ref()), pause.by),
     );
     Ok(json_response(StatusCode::OK, &Paused { paused: PauseEntry::from(&pause) }))
@@ -352,9 +393,11 @@ pub async fn pause<S: Store>(
 pub async fn resume<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
+    caller: &RequestCaller,
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
     let request = parse_pause_request(bytes)?;
+    check_pause(caller, request.namespace.as_ref())?;
     let key = keys::pause(request.namespace.as_ref());
     let state = dashboard.state.get();
     let found = with_timeout(state.get(&key)).await?;
@@ -367,7 +410,12 @@ pub async fn resume<S: Store>(
         let message = format!("nothing was paused: {}", pause_scope(request.namespace.as_ref()));
         return Ok(json_response(StatusCode::OK, &Resumed { resumed: None, message: Some(message) }));
     }
-    trigger(dashboard, parts, &format!("resumed {}", pause_scope(request.namespace.as_ref())));
+    trigger(
+        dashboard,
+        parts,
+        caller,
+        &format!("resumed {}{}", pause_scope(request.namespace.as_ref()), by(caller)),
+    );
     let resumed = Some(ResumedScope { namespace: request.namespace });
     Ok(json_response(StatusCode::OK, &Resumed { resumed, message: None }))
 }
@@ -390,9 +438,16 @@ async fn with_timeout<T>(call: impl Future<Output = Result<T, Error>>) -> Result
     }
 }
 
-/// Logs a change with the caller's address.
-fn audit(parts: &Parts, what: &str) {
+/// Checks the namespace of a pause; a pause of everything needs every namespace.
+fn check_pause(caller: &RequestCaller, namespace: Option<&Name>) -> Result<(), ErrorResponse> {
+    let namespace = Some(namespace.map_or("*", Name::as_str));
+    caller.authorize(&AccessRequest { namespace, ..AccessRequest::default() })
+}
+
+/// Logs a change with the caller and its address.
+fn audit(parts: &Parts, caller: &RequestCaller, what: &str) {
+    let who = caller.person().map_or("token", PersonCaller::code);
     let from = parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| peer.to_string());
     // Quoted: text from callers must not be able to forge a log line.
-    info!(target: "audit", ?what, %from, "change");
+    info!(target: "audit", ?who, ?what, %from, "change");
 }

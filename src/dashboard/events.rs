@@ -14,10 +14,11 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
 use futures_util::stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::redact::View;
-use super::{ErrorResponse, error_response, parameter, typed_response};
+use super::parameter;
+use super::reply::{ErrorResponse, error_response, typed_response};
+use super::viewer::Viewer;
 use crate::control::status::StatusBoard;
 
 /// Interval of comment lines that keep the connection alive.
@@ -34,23 +35,17 @@ struct EventReader {
     begun: bool,
     /// The reader resumes from a number that this board never assigned.
     is_foreign: bool,
-    view: View,
-    _permit: OwnedSemaphorePermit,
+    viewer: Viewer,
+    _permits: Vec<OwnedSemaphorePermit>,
 }
 
 /// Streams events after `Last-Event-ID` or `?after=`; without either, new events only.
 pub fn stream(
     board: &Arc<StatusBoard>,
-    readers: &Arc<Semaphore>,
+    permits: Vec<OwnedSemaphorePermit>,
     parts: &Parts,
-    view: View,
+    viewer: &Viewer,
 ) -> Result<Response, ErrorResponse> {
-    let Ok(permit) = Arc::clone(readers).try_acquire_owned() else {
-        return Err(error_response(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "too many event streams: try again later",
-        ));
-    };
     let header = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let last = match header.or(parameter(parts, "after")) {
         None | Some("") => board.status().number,
@@ -70,8 +65,8 @@ pub fn stream(
         updates,
         begun: false,
         is_foreign,
-        view,
-        _permit: permit,
+        viewer: viewer.clone(),
+        _permits: permits,
     };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
@@ -108,10 +103,7 @@ impl EventReader {
             }
             for entry in &later.notes {
                 self.last = entry.number;
-                let event = match self.view {
-                    View::Full => entry.event(),
-                    View::Redacted => entry.redacted_event(),
-                };
+                let Some(event) = self.viewer.event(entry) else { continue };
                 let json = serde_json::to_string(&event).unwrap_or_default();
                 let _ = write!(text, "id: {}\ndata: {json}\n\n", entry.number);
             }

@@ -5,20 +5,28 @@
 //! details of process rows are read from the target ([`process_details`]), bounded in time and rate. [`api`] is the JSON API that [`openapi`] describes, [`page`] the page, [`events`] the event stream, [`metrics`] the
 //! metrics, and [`notify`] sends notifications.
 //!
-//! [`access`] admits requests. On a loopback address reading needs no token unless the listener requires one; changes
+//! [`caller`] admits requests. With a users file, people log in ([`login`], [`people`]) and have [`sessions`]; a person's
+//! grant decides what is shown ([`viewer`]) and changed. [`access`] compares the listener's token. On a loopback address reading needs no token unless the listener requires one; changes
 //! always need it. Without the token, command lines and environment values are hidden ([`redact`]); `/login` asks a
 //! browser for it. Requests with a foreign Host header are refused (DNS rebinding), and other sites cannot read
 //! responses.
 
 mod access;
 mod api;
+mod caller;
 mod events;
+mod login;
 mod metrics;
 pub mod notify;
 mod openapi;
 mod page;
+mod people;
 mod process_details;
 mod redact;
+mod reply;
+mod routes;
+mod sessions;
+mod viewer;
 mod webhook;
 
 use std::pin::Pin;
@@ -29,24 +37,28 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use axum::routing::any;
-use serde::Serialize;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 pub use self::access::AccessControl;
-use self::access::{AuthMethod, WrongCredentials, mark_wrong_credentials};
+use self::access::mark_wrong_credentials;
+use self::caller::{RequestCaller, admit, count_connection, delay_wrong_credentials};
+pub use self::people::PeopleAccess;
+use self::people::PersonCaller;
 pub use self::process_details::{DetailCache, DetailSource};
 use self::redact::View;
+use self::reply::{ErrorResponse, busy, error_response, json_response, typed_response};
+use self::routes::Route;
+pub use self::routes::route_table;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
-use crate::contract::{self, Accepted, ErrorBody, PlanDocument};
+use crate::contract::{Accepted, PlanDocument};
 use crate::control::PassResult;
 use crate::control::status::StatusBoard;
 use crate::http::{
-    AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, CredentialScope,
-    LimitedResource, LoginFailureAction, Reloadable, ShareExceeded, UnknownCallers, admit_known,
+    AdmittedRequest, BodyError, Budget, Connection, LimitedResource, Reloadable, UnknownCallers, admit_known,
     end_on_revocation, read_body,
 };
 use crate::store::Store;
@@ -107,6 +119,23 @@ impl Readers {
         }
     }
 
+    /// Permits of one stream: of its group, and of its person.
+    fn permits(
+        &self,
+        access: &AccessControl,
+        caller: &RequestCaller,
+        view: View,
+    ) -> Result<Vec<OwnedSemaphorePermit>, ErrorResponse> {
+        let too_many =
+            || error_response(StatusCode::SERVICE_UNAVAILABLE, "too many event streams: try again later");
+        let mut permits = Vec::new();
+        if let (Some(person), Some(people)) = (caller.person(), &access.people) {
+            permits.push(people.stream_permit(person).ok_or_else(too_many)?);
+        }
+        permits.push(Arc::clone(self.of(view)).try_acquire_owned().map_err(|_| too_many())?);
+        Ok(permits)
+    }
+
     fn open(&self) -> usize {
         2 * MAX_READERS - self.known.available_permits() - self.unknown.available_permits()
     }
@@ -131,82 +160,6 @@ fn share<S>(dashboard: Dashboard<S>) -> Arc<DashboardState<S>> {
         known: Budget::new(LimitedResource::KnownCallers, MAX_BODIES, MAX_BODIES_BYTES),
         unknown: UnknownCallers::new(MAX_BODIES, MAX_BODIES_BYTES),
     })
-}
-
-/// Every method and path.
-pub fn route_table() -> impl Iterator<Item = (&'static str, &'static str)> {
-    Route::ALL.into_iter().map(|(path, route)| (route.method(), path))
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
-    Page,
-    Login,
-    Status,
-    Processes,
-    Events,
-    Plan,
-    History,
-    Metrics,
-    Health,
-    Ready,
-    Pause,
-    Resume,
-    Trigger,
-    Webhook,
-    Description,
-}
-
-/// Permission that a route requires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Permission {
-    Nothing,
-    Reading,
-    Changing,
-    /// A signature of the body.
-    Signed,
-}
-
-impl Route {
-    const ALL: [(&str, Route); 15] = [
-        ("/", Route::Page),
-        ("/login", Route::Login),
-        ("/metrics", Route::Metrics),
-        ("/healthz", Route::Health),
-        ("/readyz", Route::Ready),
-        ("/api/v1/status", Route::Status),
-        ("/api/v1/processes", Route::Processes),
-        ("/api/v1/events", Route::Events),
-        ("/api/v1/plan", Route::Plan),
-        ("/api/v1/history", Route::History),
-        ("/api/v1/pause", Route::Pause),
-        ("/api/v1/resume", Route::Resume),
-        ("/api/v1/look", Route::Trigger),
-        ("/api/v1/webhook", Route::Webhook),
-        ("/api/v1/openapi.json", Route::Description),
-    ];
-
-    fn find(path: &str) -> Option<Route> {
-        let path = if path.starts_with("/api/v1/") { path.trim_end_matches('/') } else { path };
-        Route::ALL.into_iter().find(|(known, _)| *known == path).map(|(_, route)| route)
-    }
-
-    fn method(self) -> &'static str {
-        match self.permission() {
-            Permission::Nothing | Permission::Reading => "GET",
-            Permission::Changing | Permission::Signed => "POST",
-        }
-    }
-
-    fn permission(self) -> Permission {
-        match self {
-            Route::Health | Route::Ready | Route::Login => Permission::Nothing,
-            Route::Page | Route::Status | Route::Processes | Route::Events => Permission::Reading,
-            Route::Plan | Route::History | Route::Metrics | Route::Description => Permission::Reading,
-            Route::Pause | Route::Resume | Route::Trigger => Permission::Changing,
-            Route::Webhook => Permission::Signed,
-        }
-    }
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<DashboardState<S>>>, request: Request) -> Response {
@@ -241,90 +194,78 @@ async fn respond<S: Store>(
     if route == Route::Webhook && dashboard.webhook.is_none() {
         return Err(unknown());
     }
-    authorize(dashboard, parts, route).await?;
-    // After the header checks: the body of a caller without the token is not read.
-    let admit = || admit_known(&shared.known, None).map_err(|resource| overloaded(connection, resource));
-    let view = dashboard.access.view(parts);
+    let mut caller = admit(dashboard, parts, route).await?;
+    // After the header checks: the body of a caller without credentials is not read.
+    let credential = caller.person().map(PersonCaller::credential_key);
+    let admit =
+        || admit_known(&shared.known, credential).map_err(|resource| overloaded(connection, resource));
+    let viewer = &caller.viewer(&board.subject.owner);
     Ok(match route {
-        Route::Page => page::page(board, view, dashboard.access.token.is_some()),
-        Route::Login => {
-            check_credentials(dashboard, parts, dashboard.access.may_log_in(parts), "a reader").await?;
-            redirect_to_page()
+        Route::Page => {
+            login::with_session(dashboard, parts, &mut caller, |account| page::page(board, viewer, account))
         }
-        Route::Status => json_response(StatusCode::OK, &api::status(board, view)),
+        Route::Login => login::page(dashboard, parts).await?,
+        Route::LogIn => login::submit(shared, parts, body).await?,
+        Route::LogOut => login::log_out(
+            dashboard,
+            parts,
+            &caller,
+            &read_whole_body(body, &mut admit()?, connection).await?,
+        )?,
+        Route::Session => login::session(&caller),
+        Route::Status => json_response(StatusCode::OK, &api::status(board, viewer)),
         Route::Processes => {
             let details = dashboard.details.get().await;
-            json_response(StatusCode::OK, &api::processes(&board.status(), &details, view))
+            json_response(StatusCode::OK, &api::processes(&board.status(), &details, viewer))
         }
         Route::Events => {
-            let response = events::stream(board, readers.of(view), parts, view)?;
-            match dashboard.access.reader_revocation(parts) {
+            let permits = readers.permits(&dashboard.access, &caller, viewer.view)?;
+            let response = events::stream(board, permits, parts, viewer)?;
+            match dashboard.access.reader_revocation(parts, &caller) {
                 Some(revoked) => response.map(|body| end_on_revocation(body, revoked, "")),
                 None => response,
             }
         }
-        Route::Plan => api::plan(dashboard, view)?,
-        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts, view).await?),
-        Route::Metrics => {
-            let mut text = metrics::text(board, readers.open());
-            if let Some(more) = &dashboard.extra_metrics {
-                text.push_str(&more().await);
-            }
-            if let Some(connection) = connection {
-                text.push_str(&connection.listener().metrics_text());
-            }
-            typed_response(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
+        Route::Plan => api::plan(dashboard, viewer)?,
+        Route::History => {
+            json_response(StatusCode::OK, &api::history(dashboard, parts, &caller, viewer).await?)
         }
+        Route::Metrics => metrics_page(shared, connection).await,
         Route::Description => json_response(StatusCode::OK, openapi::description()),
         Route::Health => api::health(board),
         Route::Ready => api::ready(board, connection.and_then(Connection::exhausted)),
         Route::Pause => {
-            api::pause(dashboard, parts, &read_whole_body(body, &mut admit()?, connection).await?).await?
+            api::pause(dashboard, parts, &caller, &read_whole_body(body, &mut admit()?, connection).await?)
+                .await?
         }
         Route::Resume => {
-            api::resume(dashboard, parts, &read_whole_body(body, &mut admit()?, connection).await?).await?
+            api::resume(dashboard, parts, &caller, &read_whole_body(body, &mut admit()?, connection).await?)
+                .await?
         }
         Route::Trigger => {
             read_whole_body(body, &mut admit()?, connection).await?;
-            api::trigger(dashboard, parts, "observation requested")
+            api::observe(dashboard, parts, &caller)
         }
         Route::Webhook => match verify_webhook(shared, parts, body).await? {
-            Delivery::First => api::trigger(dashboard, parts, "webhook received: observation requested"),
+            Delivery::First => {
+                api::trigger(dashboard, parts, &caller, "webhook received: observation requested")
+            }
             // The sender did not receive the first response. Its request had its effect.
             Delivery::Repeated => json_response(StatusCode::ACCEPTED, &Accepted::Repeated(true)),
         },
     })
 }
 
-/// Checks the method and the credentials of a request by its header alone.
-async fn authorize<S>(dashboard: &Dashboard<S>, parts: &Parts, route: Route) -> Result<(), ErrorResponse> {
-    let allowed = route.method();
-    // HEAD is answered like GET; hyper omits the body.
-    let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
-    if method != allowed {
-        let message = "method not allowed";
-        let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, message);
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
-        return Err(response);
+async fn metrics_page<S>(shared: &DashboardState<S>, connection: Option<&Connection>) -> Response {
+    let DashboardState { dashboard, readers, .. } = shared;
+    let mut text = metrics::text(&dashboard.board, readers.open());
+    if let Some(more) = &dashboard.extra_metrics {
+        text.push_str(&more().await);
     }
-    match route.permission() {
-        Permission::Nothing | Permission::Signed => Ok(()),
-        Permission::Reading => {
-            check_credentials(dashboard, parts, dashboard.access.may_read(parts), "a reader").await
-        }
-        Permission::Changing => {
-            check_credentials(dashboard, parts, dashboard.access.may_change(parts), "the token's holder")
-                .await
-        }
+    if let Some(connection) = connection {
+        text.push_str(&connection.listener().metrics_text());
     }
-}
-
-/// Redirects a browser to the page after its login; it sends the token from then on.
-fn redirect_to_page() -> Response {
-    let mut response = typed_response(Body::empty(), "text/plain; charset=utf-8");
-    *response.status_mut() = StatusCode::SEE_OTHER;
-    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/"));
-    response
+    typed_response(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
 }
 
 /// Reads a webhook's body in the pool of unknown callers, and verifies its signature.
@@ -358,65 +299,6 @@ async fn verify_webhook<S>(
     }
 }
 
-/// Counts the connection for its credential.
-fn count_connection(
-    connection: &Connection,
-    name: &str,
-    in_force: CredentialCheck,
-) -> Result<(), ErrorResponse> {
-    let credential = CredentialKey::new(CredentialScope::Clients, name);
-    connection.authenticated(credential, in_force).map_err(|ShareExceeded| {
-        let message = "too many connections with these credentials: try again";
-        error_response(StatusCode::SERVICE_UNAVAILABLE, message)
-    })
-}
-
-/// Applies the result of a credential check: success authenticates the connection, wrong credentials are logged and
-/// answered with a growing delay.
-async fn check_credentials<S>(
-    dashboard: &Dashboard<S>,
-    parts: &Parts,
-    checked: Result<AuthMethod, ErrorResponse>,
-    who: &str,
-) -> Result<(), ErrorResponse> {
-    match (checked, Connection::of(&parts.extensions)) {
-        (Ok(AuthMethod::Shown), Some(connection)) => {
-            count_connection(connection, "token", dashboard.access.credential_check(parts))
-        }
-        (Ok(AuthMethod::NotNeeded), Some(connection)) => {
-            connection.demote();
-            Ok(())
-        }
-        (Ok(AuthMethod::Shown | AuthMethod::NotNeeded), None) => Ok(()),
-        (Err(refused), connection) => Err(delay_wrong_credentials(refused, connection, who).await),
-    }
-}
-
-/// Delays the response to wrong credentials; other responses are immediate.
-async fn delay_wrong_credentials(
-    refused: ErrorResponse,
-    connection: Option<&Connection>,
-    who: &str,
-) -> ErrorResponse {
-    if let Some(connection) = connection {
-        connection.demote();
-    }
-    let wrong = refused.extensions().get::<WrongCredentials>().is_some();
-    let Some(connection) = connection.filter(|_| wrong) else { return refused };
-    match connection.login_failed(who).await {
-        LoginFailureAction::Refuse => refused,
-        LoginFailureAction::TooMany => too_many_failed_logins(),
-    }
-}
-
-fn too_many_failed_logins() -> ErrorResponse {
-    let message = "too many requests with wrong credentials from this address";
-    let mut response = busy(StatusCode::TOO_MANY_REQUESTS, message);
-    // An immediate answer closes the connection, so the next guess needs a new one.
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    response
-}
-
 fn peer_of(parts: &Parts) -> std::net::IpAddr {
     // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
@@ -447,32 +329,6 @@ fn overloaded(connection: Option<&Connection>, resource: LimitedResource) -> Err
         connection.refused(resource);
     }
     busy(StatusCode::SERVICE_UNAVAILABLE, "too many concurrent requests: try again")
-}
-
-/// An error response with `Retry-After`.
-fn busy(status: StatusCode, message: &str) -> ErrorResponse {
-    let mut response = error_response(status, message);
-    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    response
-}
-
-/// A JSON error response.
-type ErrorResponse = Box<Response>;
-
-fn error_response(status: StatusCode, message: &str) -> ErrorResponse {
-    Box::new(json_response(status, &ErrorBody { error: message.to_owned() }))
-}
-
-fn json_response(status: StatusCode, document: &impl Serialize) -> Response {
-    let mut response = typed_response(Body::from(contract::compact(document)), "application/json");
-    *response.status_mut() = status;
-    response
-}
-
-fn typed_response(body: Body, kind: &'static str) -> Response {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
 }
 
 /// A query parameter, without percent-decoding: no route needs it.

@@ -4,10 +4,10 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
-use super::{Permission, Route};
+use super::routes::{Permission, Route};
 use crate::contract::{
     Accepted, ControllerProcess, ControllerReport, ErrorBody, EventEntry, HistoryEntry, PauseRequest, Paused,
-    PlanDocument, Resumed, SchemaSet, ServerHealth,
+    PlanDocument, Resumed, SchemaSet, ServerHealth, SessionInfo,
 };
 
 pub fn description() -> &'static Value {
@@ -25,8 +25,10 @@ fn build() -> Value {
     let about = "Status, events and pauses of `abide watch`. Reading needs the token where the listener requires it; \
                  without the token, command lines and environment values are hidden. Changes always need it. Every \
                  failure has an `error`.";
-    let token = json!({"type": "http", "scheme": "bearer", "description": "the token of the listener"});
-    let (security, schemes) = (json!([{"token": []}]), json!({"token": token}));
+    let token = json!({"type": "http", "scheme": "bearer", "description": "the token of the listener, or of a person in the users file"});
+    let csrf = "the CSRF token of a session, from `GET /api/v1/session`; with a cookie, each change needs it";
+    let csrf = json!({"type": "apiKey", "in": "header", "name": "X-Abide-Csrf", "description": csrf});
+    let (security, schemes) = (json!([{"token": []}, {"csrf": []}]), json!({"token": token, "csrf": csrf}));
     schemas.document(("Abide controller", about), security, schemes, paths)
 }
 
@@ -51,6 +53,8 @@ fn operation(schemas: &mut SchemaSet, path: &str, route: Route) -> Value {
     }
     match route.permission() {
         Permission::Nothing | Permission::Signed => operation["security"] = json!([]),
+        Permission::LoggingIn => operation["security"] = json!([]),
+        Permission::LoggingOut => operation["security"] = json!([{"csrf": []}]),
         Permission::Reading => operation["security"] = json!([{}, {"token": []}]),
         Permission::Changing => {}
     }
@@ -60,7 +64,14 @@ fn operation(schemas: &mut SchemaSet, path: &str, route: Route) -> Value {
 fn summary(route: Route) -> &'static str {
     match route {
         Route::Page => "Status page",
-        Route::Login => "Ask a browser for the token, then redirect to the page",
+        Route::Login => {
+            "Login form of people; without a users file, ask a browser for the token and redirect to the page"
+        }
+        Route::LogIn => "Open a session with the token of a person; only with a users file",
+        Route::LogOut => "End the session; only with a users file",
+        Route::Session => {
+            "Get the caller, its grant and the CSRF token of its session; only with a users file"
+        }
         Route::Status => "Get the overview",
         Route::Processes => "List processes as of the last observation",
         Route::Events => {
@@ -84,7 +95,8 @@ fn answer(schemas: &mut SchemaSet, route: Route) -> (&'static str, &'static str,
     let json = "application/json";
     match route {
         Route::Page => ("200", "text/html", json!({})),
-        Route::Login => ("303", "text/plain", json!({})),
+        Route::Login | Route::LogIn | Route::LogOut => ("303", "text/plain", json!({})),
+        Route::Session => ("200", json, schemas.response::<SessionInfo>()),
         Route::Status => ("200", json, schemas.response::<ControllerReport>()),
         Route::Processes => ("200", json, schemas.response::<Vec<ControllerProcess>>()),
         Route::Events => ("200", "text/event-stream", schemas.response::<EventEntry>()),
@@ -116,11 +128,15 @@ fn responses(schemas: &mut SchemaSet, route: Route) -> Value {
     let requests: &[(&str, &str)] = match route {
         Route::Pause | Route::Resume | Route::History | Route::Events => &[("400", "invalid request")],
         Route::Webhook => &[("404", "webhooks are disabled")],
+        Route::LogIn | Route::LogOut | Route::Session => &[("404", "there is no users file")],
         _ => &[],
     };
     let common = [
         ("401", "the token or the signature is missing or wrong"),
-        ("403", "an unknown name in the Host header, or no token is configured"),
+        (
+            "403",
+            "a missing grant or CSRF token, an unknown name in the Host header, or no token is configured",
+        ),
         ("405", "method not allowed"),
         ("429", "too many requests with wrong credentials"),
     ];

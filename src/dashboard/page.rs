@@ -11,10 +11,12 @@ use axum::response::Response;
 
 use super::api::{converged, health_of, hosting_of};
 use super::redact::View;
-use super::typed_response;
+use super::reply::typed_response;
+use super::viewer::Viewer;
+use crate::access::AccessRole;
 use crate::clock;
 use crate::control::status::{
-    ControllerStatus, HIDDEN, LogEntry, LogLevel, Role, Row, Severity, StatusBoard, SyncStatus, may_quote,
+    ControllerStatus, HIDDEN, LogLevel, Role, Row, Severity, StatusBoard, SyncStatus, may_quote,
 };
 use crate::escape;
 use crate::model::{Health, Time, span};
@@ -25,30 +27,39 @@ const EVENTS: u64 = 40;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
+/// A browser omits the cookie of a session when a link of another site opens the page.
+const LOGIN_SCRIPT: &str = "fetch('/api/v1/session', { headers: { 'X-Abide-Background': '1' } })\n  \
+    .then((answer) => { if (answer.ok) location.replace('/'); }, () => {});\n";
 
-/// `can_log_in`: a token exists.
-pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
-    // The nonce restricts scripts and styles to those of this response.
-    let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2));
+/// PageAccount of the reader.
+pub enum PageAccount {
+    /// No token exists.
+    Nothing,
+    /// A token exists.
+    CanLogIn,
+    /// A person; `csrf`: of the session.
+    Person { name: String, role: AccessRole, csrf: Option<String> },
+}
+
+/// Restricts scripts and styles to those of this response.
+fn fresh_nonce() -> String {
+    format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2))
+}
+
+pub fn page(board: &StatusBoard, viewer: &Viewer, account: &PageAccount) -> Response {
+    let nonce = fresh_nonce();
     let status = board.status();
     let mut main = String::new();
-    summary(&mut main, board, &status);
-    problems(&mut main, &status, view);
-    processes(&mut main, &status);
-    events(&mut main, board, &status, view);
+    summary(&mut main, board, &status, viewer);
+    problems(&mut main, &status, viewer);
+    processes(&mut main, &status, viewer);
+    events(&mut main, board, &status, viewer);
     let title = match (&status.trouble, converged(&status)) {
         (Some(_), _) => "trouble",
         (None, true) => "converged",
         (None, false) => "not converged",
     };
-    // Without the token, commands and environment values are hidden.
-    let login = match (view, can_log_in) {
-        (View::Full, _) => "",
-        (View::Redacted, false) => "· commands and environment values are hidden ",
-        (View::Redacted, true) => {
-            "· commands and environment values are hidden: <a href=\"/login\">log in</a> "
-        }
-    };
+    let login = account_line(viewer, account);
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\">\n<title>abide: {title}</title>\n<style nonce=\"{nonce}\">\n{STYLE}</style>\n\
@@ -59,17 +70,72 @@ pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
         env!("CARGO_PKG_VERSION"),
     );
     let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
+    let has_form = matches!(account, PageAccount::Person { csrf: Some(_), .. });
+    set_policy(&mut response, &nonce, has_form);
+    response
+}
+
+fn set_policy(response: &mut Response, nonce: &str, has_form: bool) {
+    let form = if has_form { "'self'" } else { "'none'" };
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'"
+         form-action {form}; frame-ancestors 'none'"
     );
     if let Ok(policy) = HeaderValue::from_str(&policy) {
         response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
     }
+}
+
+/// The end of the footer: a login, or the person with the actions of the role.
+fn account_line(viewer: &Viewer, account: &PageAccount) -> String {
+    match (viewer.view, account) {
+        (_, PageAccount::Person { name, role, csrf }) => {
+            let mut line = format!("· <b>{}</b> ({}) ", escape::html(name), role.word());
+            if let Some(csrf) = csrf.as_deref().map(escape::html) {
+                if *role >= AccessRole::Operate {
+                    let _ = write!(
+                        line,
+                        "<button type=\"button\" id=\"look\" data-csrf=\"{csrf}\">reconcile now</button> "
+                    );
+                }
+                let _ = write!(
+                    line,
+                    "<form method=\"post\" action=\"/api/v1/logout\"><input type=\"hidden\" name=\"csrf\" value=\"{csrf}\">\
+                     <button>log out</button></form> "
+                );
+            }
+            line
+        }
+        (View::Full, _) => String::new(),
+        // Without the token, commands and environment values are hidden.
+        (View::Redacted, PageAccount::Nothing) => "· commands and environment values are hidden ".to_owned(),
+        (View::Redacted, PageAccount::CanLogIn) => {
+            "· commands and environment values are hidden: <a href=\"/login\">log in</a> ".to_owned()
+        }
+    }
+}
+
+/// The login form of people. `csrf`: also in a cookie.
+pub fn login_page(csrf: &str, message: Option<&str>) -> Response {
+    let nonce = fresh_nonce();
+    let message =
+        message.map(|text| format!("<p class=\"box bad\" role=\"alert\">{}</p>\n", escape::html(text)));
+    let html = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+         content=\"width=device-width, initial-scale=1\">\n<title>abide: log in</title>\n<style nonce=\"{nonce}\">\n{STYLE}</style>\n\
+         </head>\n<body>\n<main class=\"login\">\n<h1>abide</h1>\n{}<form method=\"post\" action=\"/api/v1/login\">\n\
+         <label for=\"token\">Your token</label>\n<input id=\"token\" name=\"token\" type=\"password\" autocomplete=\"current-password\" \
+         required autofocus>\n<input type=\"hidden\" name=\"csrf\" value=\"{}\">\n<button>Log in</button>\n</form>\n</main>\n\
+         <script nonce=\"{nonce}\">\n{LOGIN_SCRIPT}</script>\n</body>\n</html>\n",
+        message.unwrap_or_default(),
+        escape::html(csrf),
+    );
+    let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
+    set_policy(&mut response, &nonce, true);
     response
 }
 
-fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
+fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus, viewer: &Viewer) {
     let subject = &board.subject;
     let (class, word) = match (&status.trouble, &status.pass.last) {
         (Some(_), _) => ("bad", "trouble"),
@@ -96,6 +162,7 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
         .last
         .iter()
         .flat_map(|pass| &pass.rules.holds.pauses)
+        .filter(|pause| viewer.sees_pause(pause.namespace.as_ref()))
         .map(|pause| pause.namespace.as_ref().map_or("everything".to_owned(), ToString::to_string))
         .collect();
     let mut facts = vec![
@@ -128,13 +195,13 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
     }
     out.push_str("<p class=\"counts\">");
     for sync in SyncStatus::ALL {
-        let many = status.rows().iter().filter(|row| row.sync == sync).count();
+        let many = viewer.rows(status).filter(|row| row.sync == sync).count();
         if many > 0 {
             let _ = write!(out, "<span class=\"badge {}\">{many} {}</span> ", class_of(sync), sync.word());
         }
     }
     for health in [Health::Degraded, Health::Failed, Health::Starting] {
-        let many = status.rows().iter().filter(|row| health_of(row) == health).count();
+        let many = viewer.rows(status).filter(|row| health_of(row) == health).count();
         if many > 0 {
             let _ = write!(
                 out,
@@ -147,15 +214,15 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
     out.push_str("</p>\n");
 }
 
-fn problems(out: &mut String, status: &ControllerStatus, view: View) {
-    if status.source.problems.is_empty() {
+fn problems(out: &mut String, status: &ControllerStatus, viewer: &Viewer) {
+    if status.source.problems.is_empty() || !viewer.sees_everything() {
         return;
     }
     out.push_str("<h2>Problems in the manifests</h2>\n<ul class=\"problems\">\n");
     for problem in status.source.problems.iter().take(ROWS) {
         let class = if problem.severity == Severity::Error { "bad" } else { "warn" };
         let quotes = may_quote(&problem.message) || problem.hint.as_deref().is_some_and(may_quote);
-        let is_hidden = view == View::Redacted && quotes;
+        let is_hidden = viewer.view == View::Redacted && quotes;
         let message = if is_hidden { HIDDEN } else { &problem.message };
         let location = format!("{}:{}:{}", problem.file, problem.line, problem.column);
         let hint = problem
@@ -174,8 +241,8 @@ fn problems(out: &mut String, status: &ControllerStatus, view: View) {
     out.push_str("</ul>\n");
 }
 
-fn processes(out: &mut String, status: &ControllerStatus) {
-    let mut rows: Vec<&Row> = status.rows().iter().collect();
+fn processes(out: &mut String, status: &ControllerStatus, viewer: &Viewer) {
+    let mut rows: Vec<&Row> = viewer.rows(status).collect();
     let is_settled = |row: &Row| {
         row.sync == SyncStatus::InSync
             && !matches!(health_of(row), Health::Failed | Health::Degraded | Health::Unknown)
@@ -190,7 +257,7 @@ fn processes(out: &mut String, status: &ControllerStatus) {
         "<table><thead><tr><th>process</th><th>host</th><th>sync</th><th>health</th><th>hosting</th><th>pid</th><th>why</th></tr></thead>\n<tbody>\n",
     );
     for row in rows.iter().take(ROWS) {
-        process(out, row);
+        process(out, row, viewer);
     }
     out.push_str("</tbody></table>\n");
     if rows.len() > ROWS {
@@ -202,7 +269,7 @@ fn processes(out: &mut String, status: &ControllerStatus) {
     }
 }
 
-fn process(out: &mut String, row: &Row) {
+fn process(out: &mut String, row: &Row, viewer: &Viewer) {
     let health = health_of(row);
     let running = row.seen.as_ref().and_then(|seen| seen.running).filter(|_| row.gap.is_none());
     let pid = row.seen.as_ref().and_then(|seen| seen.process.pid).filter(|_| row.gap.is_none());
@@ -214,7 +281,9 @@ fn process(out: &mut String, row: &Row) {
         (None, _) => "?".to_owned(),
     };
     let why = match (&row.held, &row.gap) {
-        (Some((reason, detail)), _) => format!("<b>{}</b> {}", reason.word(), escape::html(detail)),
+        (Some((reason, detail)), _) => {
+            format!("<b>{}</b> {}", reason.word(), escape::html(&viewer.detail(*reason, detail)))
+        }
         (None, Some(gap)) => escape::html(gap),
         (None, None) => {
             row.declared.as_deref().map(|at| format!("<code>{}</code>", escape::html(at))).unwrap_or_default()
@@ -237,14 +306,10 @@ fn process(out: &mut String, row: &Row) {
     );
 }
 
-fn events(out: &mut String, board: &StatusBoard, status: &ControllerStatus, view: View) {
+fn events(out: &mut String, board: &StatusBoard, status: &ControllerStatus, viewer: &Viewer) {
     out.push_str("<h2>Events</h2>\n<ol class=\"events\">\n");
     let later = board.entries_after(status.number.saturating_sub(EVENTS), usize::MAX);
-    let shown = later.notes.iter().rev().map(|entry| match view {
-        View::Full => LogEntry::clone(entry),
-        View::Redacted => entry.redacted(),
-    });
-    for entry in shown {
+    for entry in later.notes.iter().rev().filter_map(|entry| viewer.entry(entry)) {
         let class = match entry.level {
             LogLevel::Info => "",
             LogLevel::Warning => "warn",

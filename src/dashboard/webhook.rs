@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 
-use super::{ErrorResponse, error_response};
+use super::reply::{ErrorResponse, error_response};
 use crate::http::{CredentialCheck, Reloadable, base64, constant_time_eq, verify_hex_signature, verify_hmac};
 
 /// Maximum difference between the sender's clock and the local one, in seconds.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::backend::{Abide, AnyBackend};
 use crate::error_chain::chain;
-use crate::http::{ApiEndpoint, ClientConfig, ClientError};
+use crate::http::{ApiCredentials, ApiEndpoint, ClientConfig, ClientError};
 use crate::observe::Target;
 use crate::store::{AnyStore, Remote};
 
@@ -39,9 +39,11 @@ pub fn local_endpoint(folder: &Path) -> Option<ApiEndpoint> {
     };
     Some(ApiEndpoint {
         url: read("address")?,
-        code: LOCAL_APP.to_owned(),
-        secret: read("secret")?,
-        username: std::env::var("USER").ok(),
+        credentials: ApiCredentials::App {
+            code: LOCAL_APP.to_owned(),
+            secret: read("secret")?,
+            username: std::env::var("USER").ok(),
+        },
         client_config: ClientConfig::default(),
     })
 }

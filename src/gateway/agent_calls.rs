@@ -91,7 +91,7 @@ async fn open_session<S: Store>(
             .map_err(|refusal| unauthorized(call, &refusal.to_string()))?;
         shared.fleet.record_external(certificate, join).await.map_err(refuse)?;
     }
-    let mut joined = shared.gateway.join(join).await.map_err(refuse)?;
+    let mut joined = shared.gateway.join(join, guard.credential_key()).await.map_err(refuse)?;
     joined.certificate = guard.certificate().and_then(|certificate| shared.fleet.life_of(certificate));
     Ok(joined)
 }

@@ -1,82 +1,34 @@
-//! Authentication: apps by code and secret, agents by token, with their hosts.
+//! Authentication: apps by code and secret, people by token or by a trusted proxy, agents by token, with their hosts.
 //!
 //! Secrets are stored as digests and compared in constant time. Only health routes need no credentials. Both lists are
 //! files that reload on change. [`super::apps`] reads the apps, [`super::access`] decides what each may do.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, header};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-use super::access::Grant;
+pub use super::access::{CredentialsError, CredentialsFileError};
+use super::access::{Grant, read_list};
 pub use super::apps::Apps;
 use super::apps::{App, AppLogin, LoginError, SecretValidity, from_hex};
 use super::fleet::AgentGuard;
 use super::routes::{ApiCall, RouteRule};
 use crate::clock;
-use crate::http::{CredentialCheck, CredentialKey, CredentialScope, Reloadable, Revocation, base64, is_weak};
+use crate::http::{
+    CredentialCheck, CredentialKey, CredentialScope, Peer, Reloadable, Revocation, TrustedProxy, base64,
+    is_weak,
+};
 use crate::model::HostKey;
-use crate::permissions::PermissionError;
-
-/// Why a file of apps or tokens cannot be used. The texts contain no secret.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialsFileError {
-    #[error("cannot read {}", file.display())]
-    Read { file: PathBuf, source: std::io::Error },
-    #[error("{}", file.display())]
-    Invalid { file: PathBuf, source: CredentialsError },
-    #[error(transparent)]
-    Unsafe(#[from] PermissionError),
-}
-
-/// Why a list of apps or tokens is not valid. The texts contain no secret.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CredentialsError {
-    #[error("the app list is not valid YAML of the expected form{}", line_shown(*.line))]
-    Yaml { line: Option<usize> },
-    #[error("app {app:?}: secret_sha256 is not 64 hex digits")]
-    Digest { app: String },
-    #[error("app {app:?} needs either secret or secret_sha256, or a list `secrets` of them")]
-    NoSecret { app: String },
-    #[error("app {app:?}: secrets has one entry, or two during a rotation")]
-    SecretCount { app: String },
-    #[error("app {app:?}: role is read, operate or admin")]
-    Role { app: String },
-    #[error("app {app:?}: expires is not a time in RFC 3339 or a date")]
-    Expiry { app: String },
-    #[error("app {app:?} is listed twice")]
-    ListedTwice { app: String },
-    #[error("line {line} must have the form CLOUD:IP TOKEN or * TOKEN")]
-    TokenLine { line: usize },
-    #[error("line {line}: sha256: must be followed by 64 hex digits")]
-    TokenDigest { line: usize },
-    #[error("line {line} must begin with CLOUD:IP or *")]
-    TokenHost { line: usize },
-    #[error("line {line} has extra fields after the token")]
-    ExtraFields { line: usize },
-}
-
-fn line_shown(line: Option<usize>) -> String {
-    line.map_or_else(String::new, |line| format!(" (line {line})"))
-}
-
-/// Reads a file of credentials. `parse` also returns warnings.
-pub(super) fn read_list<T>(
-    file: &Path,
-    parse: impl FnOnce(&str) -> Result<T, CredentialsError>,
-) -> Result<T, CredentialsFileError> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|source| CredentialsFileError::Read { file: file.to_owned(), source })?;
-    parse(&text).map_err(|source| CredentialsFileError::Invalid { file: file.to_owned(), source })
-}
 
 /// Agent tokens and the hosts that each may represent.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -141,13 +93,12 @@ impl Tokens {
         self.compare(token, |_| true)
     }
 
-    /// The token as a unit of connection limits.
-    pub fn credential_key(&self, token: &str) -> CredentialKey {
-        let scope = match self.compare(token, Option::is_none) {
-            true => CredentialScope::AllHosts,
-            false => CredentialScope::OneHost,
-        };
-        CredentialKey::new(scope, token)
+    /// The token of a peer as a unit of limits.
+    pub fn credential_key(&self, token: &str, peer: IpAddr) -> CredentialKey {
+        match self.compare(token, Option::is_none) {
+            true => CredentialKey::of_all_hosts(token, peer),
+            false => CredentialKey::new(CredentialScope::OneHost, token),
+        }
     }
 
     /// Compares every token, so that the duration reveals nothing.
@@ -166,13 +117,20 @@ const MAX_CLOCK_WAIT: Duration = Duration::from_secs(30);
 pub struct Authenticator {
     apps: Reloadable<Apps>,
     tokens: Reloadable<Tokens>,
+    /// Proxies that authenticate people.
+    proxy: Option<Arc<TrustedProxy>>,
     /// Token bucket per app: remaining requests and time of the last update.
     rates: Mutex<HashMap<String, (f64, Instant)>>,
 }
 
 impl Authenticator {
     pub fn new(apps: Reloadable<Apps>, tokens: Reloadable<Tokens>) -> Authenticator {
-        Authenticator { apps, tokens, rates: Mutex::default() }
+        Authenticator { apps, tokens, proxy: None, rates: Mutex::default() }
+    }
+
+    /// Accepts people that these proxies authenticated.
+    pub fn with_proxy(self, proxy: Option<Arc<TrustedProxy>>) -> Authenticator {
+        Authenticator { proxy, ..self }
     }
 
     pub fn apps(&self) -> Arc<Apps> {
@@ -186,7 +144,7 @@ impl Authenticator {
     /// Checks whether the secret of a login is still valid.
     pub fn app_credential_check(self: &Arc<Authenticator>, login: &AppLogin<'_>) -> CredentialCheck {
         let (authenticator, code, secret) = (Arc::clone(self), login.app.code.clone(), login.secret);
-        Box::new(move || authenticator.apps().validity(&code, &secret, clock::now()).is_some())
+        Box::new(move || authenticator.apps().validity(&code, secret.as_ref(), clock::now()).is_some())
     }
 
     /// Checks whether a token of `tokens` is still listed.
@@ -214,7 +172,7 @@ impl Authenticator {
             loop {
                 let current = Arc::clone(&apps.borrow_and_update());
                 let may = current.find(&code).is_some_and(|app| needs(app.grant()));
-                let wait = match current.validity(&code, &secret, clock::now()).filter(|_| may) {
+                let wait = match current.validity(&code, secret.as_ref(), clock::now()).filter(|_| may) {
                     None => return,
                     Some(SecretValidity::Unlimited) => None,
                     // The wall clock may be set: it is read again after a while.
@@ -300,7 +258,7 @@ pub fn body_credentials(body: &Credentials) -> Option<(String, String)> {
     Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
 }
 
-/// An agent's token.
+/// The token of an agent or a person.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
@@ -326,10 +284,13 @@ impl<'a> CallerIdentity<'a> {
         }
     }
 }
+/// Header of a change by a person that a proxy authenticated. A browser does not send it for a page of another site.
+const REQUESTED_WITH: &str = "x-requested-with";
 
 /// Compares the header's credentials regardless of the peer's failures: one caller's failures do not refuse another
 /// caller at the same address.
 pub(super) fn identify<'a>(
+    authenticator: &Authenticator,
     apps: &'a Apps,
     agent: Option<&'a AgentGuard>,
     call: ApiCall,
@@ -342,10 +303,37 @@ pub(super) fn identify<'a>(
             Some(guard) => CallerIdentity::Wrong(guard.claimed_name(), LoginError::Unknown),
         };
     }
-    let Some((code, secret)) = header_credentials(&parts.headers) else { return CallerIdentity::Unknown };
+    let Some((code, secret)) = header_credentials(&parts.headers) else {
+        return identify_person(authenticator, apps, parts);
+    };
     match apps.authenticate(&code, &secret, clock::now()) {
         Ok(login) => CallerIdentity::App(login),
         Err(error) => CallerIdentity::Wrong(code, error),
+    }
+}
+
+/// A person by the header of a trusted proxy, or by a token. Without a users file neither is compared.
+fn identify_person<'a>(authenticator: &Authenticator, apps: &'a Apps, parts: &Parts) -> CallerIdentity<'a> {
+    let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| peer.ip());
+    let proxied = authenticator.proxy.as_ref().zip(peer);
+    if let Some(user) = proxied.and_then(|(proxy, peer)| proxy.user(peer, &parts.headers)) {
+        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
+        let login = match user {
+            Err(ambiguous) => Err(LoginError::from(ambiguous)),
+            Ok(_) if !is_read && !parts.headers.contains_key(REQUESTED_WITH) => Err(LoginError::OtherSite),
+            Ok(name) => apps.authenticate_proxied(name, clock::now()),
+        };
+        return match login {
+            Ok(login) => CallerIdentity::App(login),
+            Err(error) => CallerIdentity::Wrong(user.unwrap_or_default().to_owned(), error),
+        };
+    }
+    let Some(token) = bearer(&parts.headers).filter(|_| apps.has_people()) else {
+        return CallerIdentity::Unknown;
+    };
+    match apps.authenticate_token(token.trim(), clock::now()) {
+        Ok(login) => CallerIdentity::App(login),
+        Err(error) => CallerIdentity::Wrong("a person".to_owned(), error),
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 
 use super::auth::short_digest;
 use super::decode::describe_json_error;
-use super::hosts::{AgentStreamReceiver, HostInUse};
+use super::hosts::{AgentStreamReceiver, JoinRefusal};
 use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, Admission, ReportBudget, ReportSize};
 use super::secrets::secret_history;
@@ -24,6 +24,7 @@ use crate::agent_protocol::{
 use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
 use crate::gse::response::Envelope;
+use crate::http::CredentialKey;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
 use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
@@ -36,14 +37,16 @@ const MAX_COUNTERS: usize = 16;
 
 impl<S: Store> Gateway<S> {
     /// Opens a session for all of an agent's hosts.
-    pub async fn join(&self, join: &Join) -> Result<Joined, ApiError> {
+    pub async fn join(&self, join: &Join, credential: CredentialKey) -> Result<Joined, ApiError> {
         if join.hosts.is_empty() || join.agent.is_empty() {
             return Err(ApiError::BadRequest("agent and hosts are required".to_owned()));
         }
         report_limits::check_join(join)?;
-        let (session, turns) = self.hosts.join(join, self.timeouts.agent).map_err(|HostInUse(host)| {
-            ApiError::Conflict(format!("host {host} already has a connected agent: stop that agent first"))
-        })?;
+        let (session, turns) =
+            self.hosts.join(join, credential, self.timeouts.agent).map_err(|refusal| match refusal {
+                JoinRefusal::HostInUse(_) => ApiError::Conflict(refusal.to_string()),
+                JoinRefusal::TooManyHosts => ApiError::Busy(refusal.to_string()),
+            })?;
         // Waits for commits of the previous session: their sequence numbers must not be assigned to other messages.
         for commit_lock in turns {
             drop(commit_lock.lock().await);
@@ -113,7 +116,7 @@ impl<S: Store> Gateway<S> {
                     self.push_spec(instance, Some(record.given), entry.mod_seq);
                 }
             }
-            self.hosts.send(host, ToAgent::Synced { as_of: page.as_of });
+            self.hosts.send(host, ToAgent::Synced { as_of: page.as_of, host: Some(host.clone()) });
         }
         for entry in self.store.range(keys::GROUP_PREFIX, None, usize::MAX).await?.entries {
             let Some((namespace, host)) = keys::group_of(&entry.key) else { continue };

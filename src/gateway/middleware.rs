@@ -154,6 +154,7 @@ async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, re
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
     // Unauthenticated callers change nothing, and must not be able to fill the log.
     if log.changes && !log.who.is_empty() {
+        log.read_user(&parts.headers);
         let from =
             parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
         let (what, RequestLog { who, as_user, .. }) = (log.summary(), &log);
@@ -162,7 +163,9 @@ async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, re
     }
     if let Some(audit) = shared.gateway.audit() {
         let answer = AnswerCodes::of(&response);
-        log.write(audit, &parts, answer, &result).await;
+        if !log.is_without_entry(audit, &parts, answer) {
+            log.write(audit, &parts, answer, &result).await;
+        }
     }
     response
 }
@@ -183,10 +186,10 @@ async fn respond<S: Store>(
     let is_agent_call = call.rule() == RouteRule::Agent;
     let guard =
         is_agent_call.then(|| AgentGuard::of(&shared.authenticator, shared.fleet.pins(), parts)).flatten();
-    let identity = identify(&apps, guard.as_ref(), call, parts);
+    let identity = identify(&shared.authenticator, &apps, guard.as_ref(), call, parts);
     let proof = match &identity {
         CallerIdentity::App(login) => {
-            log.who.clone_from(&login.app.code);
+            log.set_caller(login.app);
             Some((login.app.credential_key(), shared.authenticator.app_credential_check(login)))
         }
         CallerIdentity::Agent(guard) => Some((guard.credential_key(), guard.credential_check())),
@@ -239,13 +242,13 @@ async fn respond<S: Store>(
             login
         }
     };
-    log.as_user = credentials.user().unwrap_or_default();
-    let limits = Arc::clone(apps.namespace_limits());
-    log.namespaces = NamespaceGate::new(limits, shared.namespaces.clone(), bytes.len());
+    // A person acts for no other user.
+    log.as_user = credentials.user().filter(|_| !login.app.is_person()).unwrap_or_default();
+    log.namespaces = NamespaceGate::new(apps.namespace_limits(), &shared.namespaces, bytes.len());
     respond_to_app(shared, &login, log, parts, (admitted, bytes)).await
 }
 
-/// Responds to an app whose credentials and body were read.
+/// Responds to an app or a person whose credentials and body were read.
 async fn respond_to_app<S: Store>(
     shared: &MiddlewareState<S>,
     login: &AppLogin<'_>,
@@ -254,10 +257,10 @@ async fn respond_to_app<S: Store>(
     (admitted, bytes): (AdmittedRequest<'_>, Bytes),
 ) -> Result<Response, ErrorReply> {
     let (call, app) = (log.call, login.app);
-    log.who.clone_from(&app.code);
+    log.set_caller(app);
     // A read without an entry has no use for these.
     if call.changes() || call == ApiCall::State {
-        log.read_claims(&parts.headers);
+        log.read_purpose(&parts.headers);
     }
     let _admitted = match admitted.is_unknown() {
         true => readmit(&shared.known, (app.credential_key(), app.limits().in_flight), &bytes)
@@ -359,7 +362,7 @@ fn check_limits<S: Store>(
 
 const UNKNOWN_APP: &str = "no app is known by these credentials";
 
-fn peer_of(parts: &Parts) -> std::net::IpAddr {
+pub(super) fn peer_of(parts: &Parts) -> std::net::IpAddr {
     // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
     parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())
@@ -404,7 +407,7 @@ fn app_overloaded<S: Store>(
     resource: LimitedResource,
 ) -> ErrorReply {
     let connection = Connection::of(&parts.extensions);
-    let Some(message) = app.limits().refusal(&app.code, resource) else {
+    let Some(message) = app.limits().refusal(&app.grant().principal, resource) else {
         return overloaded(shared, call, connection, resource);
     };
     shared.gateway.metrics.count_shed();

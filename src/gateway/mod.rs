@@ -23,10 +23,8 @@
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
-pub mod access;
 mod agent_calls;
 mod app_limits;
-pub mod apps;
 pub mod audit;
 pub mod auth;
 mod batch;
@@ -52,7 +50,6 @@ mod processes;
 mod registry;
 mod reply;
 mod report_limits;
-mod report_trim;
 mod report_usage;
 mod results;
 pub mod routes;
@@ -61,19 +58,22 @@ mod secrets;
 mod state;
 mod state_scope;
 mod status;
+mod store_trim;
 mod tasks;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use crate::access;
+pub use crate::access::apps;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 
 pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
-pub use report_trim::excess_reports;
 pub use state::StoreRequest;
+pub use store_trim::excess_entries;
 
 /// How long an operation waits for a host's agent; its row is final within ten seconds.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(9);
@@ -221,7 +221,7 @@ pub struct Caller {
     /// Idempotency key of the call.
     pub op: Option<String>,
     pub grant: Arc<access::Grant>,
-    pub limits: app_limits::AppLimits,
+    pub limits: access::AppLimits,
 }
 
 impl Caller {

@@ -3,23 +3,11 @@
 //! The apps file has them for a namespace by its name, or for each other one as `*`. A request counts once for every
 //! namespace that it names, with its whole body.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use serde::Deserialize;
-
 use super::ApiError;
-
-/// Limits of one namespace, as written in the apps file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NamespaceLimits {
-    requests: Option<usize>,
-    bytes: Option<usize>,
-}
-
-/// Limits by namespace; `*`: each other one.
-pub type NamespaceLimitTable = BTreeMap<String, NamespaceLimits>;
+use super::access::{NamespaceLimitTable, NamespaceLimits};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct NamespaceUsage {
@@ -70,26 +58,28 @@ impl NamespaceShares {
 /// The namespaces of one request, released on drop.
 #[derive(Default)]
 pub struct NamespaceGate {
-    limits: Arc<NamespaceLimitTable>,
-    shares: NamespaceShares,
+    /// `None`: no namespace has a limit.
+    limited: Option<(Arc<NamespaceLimitTable>, NamespaceShares)>,
     /// Bytes of the request's body.
     bytes: usize,
     entered: Vec<String>,
 }
 
 impl NamespaceGate {
-    pub fn new(limits: Arc<NamespaceLimitTable>, shares: NamespaceShares, bytes: usize) -> NamespaceGate {
-        NamespaceGate { limits, shares, bytes, entered: Vec::new() }
+    pub fn new(limits: &Arc<NamespaceLimitTable>, shares: &NamespaceShares, bytes: usize) -> NamespaceGate {
+        let limited = (!limits.is_empty()).then(|| (Arc::clone(limits), shares.clone()));
+        NamespaceGate { limited, bytes, entered: Vec::new() }
     }
 
     /// Counts the request for a namespace that it names.
     pub fn enter(&mut self, namespace: &str) -> Result<(), ApiError> {
-        let limits = self.limits.get(namespace).or_else(|| self.limits.get("*"));
+        let Some((table, shares)) = &self.limited else { return Ok(()) };
+        let limits = table.get(namespace).or_else(|| table.get("*"));
         let Some(limits) = limits.copied().filter(|_| !self.entered.iter().any(|name| name == namespace))
         else {
             return Ok(());
         };
-        self.shares.charge(namespace, limits, self.bytes)?;
+        shares.charge(namespace, limits, self.bytes)?;
         self.entered.push(namespace.to_owned());
         Ok(())
     }
@@ -97,7 +87,9 @@ impl NamespaceGate {
 
 impl Drop for NamespaceGate {
     fn drop(&mut self) {
-        self.entered.iter().for_each(|namespace| self.shares.release(namespace, self.bytes));
+        if let Some((_, shares)) = &self.limited {
+            self.entered.iter().for_each(|namespace| shares.release(namespace, self.bytes));
+        }
     }
 }
 
@@ -113,7 +105,7 @@ mod tests {
         ]
         .into();
         let (table, shares) = (Arc::new(table), NamespaceShares::default());
-        let gate = |bytes: usize| NamespaceGate::new(Arc::clone(&table), shares.clone(), bytes);
+        let gate = |bytes: usize| NamespaceGate::new(&table, &shares, bytes);
         let (mut one, mut two, mut three) = (gate(60), gate(50), gate(10));
         assert!(one.enter("web").is_ok() && one.enter("web").is_ok(), "a request counts once");
         let message = two.enter("web").expect_err("110 bytes").to_string();

@@ -1,4 +1,4 @@
-//! API client: JSON calls in GSE envelopes to a gateway or platform, with an app's credentials.
+//! API client: JSON calls in GSE envelopes to a gateway or platform, with the credentials of an app or a person.
 
 use std::time::Duration;
 
@@ -15,18 +15,42 @@ use crate::failpoint;
 #[derive(Clone)]
 pub struct ApiEndpoint {
     pub url: String,
-    pub code: String,
-    pub secret: String,
-    pub username: Option<String>,
+    pub credentials: ApiCredentials,
     pub client_config: ClientConfig,
+}
+
+/// Credentials of a caller.
+#[derive(Clone)]
+pub enum ApiCredentials {
+    App {
+        code: String,
+        secret: String,
+        username: Option<String>,
+    },
+    /// The token of a person.
+    Token(String),
+}
+
+impl ApiCredentials {
+    /// Name and value of the header with the credentials.
+    fn header(&self) -> (&'static str, String) {
+        match self {
+            ApiCredentials::App { code, secret, username } => {
+                let fields = serde_json::json!({
+                    "bk_app_code": code,
+                    "bk_app_secret": secret,
+                    "bk_username": username.as_deref().unwrap_or("admin"),
+                });
+                ("X-Bkapi-Authorization", fields.to_string())
+            }
+            ApiCredentials::Token(token) => ("Authorization", format!("Bearer {token}")),
+        }
+    }
 }
 
 impl std::fmt::Debug for ApiEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ApiEndpoint")
-            .field("url", &self.url)
-            .field("code", &self.code)
-            .finish_non_exhaustive()
+        f.debug_struct("ApiEndpoint").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
@@ -34,8 +58,8 @@ impl std::fmt::Debug for ApiEndpoint {
 pub struct ApiClient {
     client: Client,
     base: String,
-    /// Value of the `X-Bkapi-Authorization` header.
-    authorization: String,
+    /// Header with the credentials.
+    authorization: (&'static str, String),
 }
 
 /// Why a call failed, and whether the server may have run it.
@@ -75,15 +99,10 @@ struct Envelope<'a> {
 
 impl ApiClient {
     pub fn new(access: &ApiEndpoint) -> Result<ApiClient, ClientError> {
-        let authorization = serde_json::json!({
-            "bk_app_code": access.code,
-            "bk_app_secret": access.secret,
-            "bk_username": access.username.as_deref().unwrap_or("admin"),
-        });
         Ok(ApiClient {
             client: access.client_config.client(&access.url)?,
             base: access.url.trim_end_matches('/').to_owned(),
-            authorization: authorization.to_string(),
+            authorization: access.credentials.header(),
         })
     }
 
@@ -105,7 +124,7 @@ impl ApiClient {
         let mut request = self
             .client
             .request(method, format!("{}{path}", self.base))
-            .header("X-Bkapi-Authorization", &self.authorization)
+            .header(self.authorization.0, &self.authorization.1)
             .header("Content-Type", "application/json")
             .timeout(time)
             .body(body);
@@ -219,7 +238,7 @@ impl ApiClient {
         let request = self
             .client
             .get(format!("{}{path}", self.base))
-            .header("X-Bkapi-Authorization", &self.authorization);
+            .header(self.authorization.0, &self.authorization.1);
         let sent = tokio::time::timeout(time, request.send()).await;
         let response = sent
             .map_err(|_| CallError::NoAnswer("the request timed out".into()))?

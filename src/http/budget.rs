@@ -2,8 +2,8 @@
 //!
 //! A credential gets a permit, or memory, while it holds less than what is still free. One credential therefore gets at
 //! most half of a budget, two get a third each, and a further credential always finds some. Many credentials with one
-//! request each can use all of it. Memory is charged as bytes arrive, never in advance. A credential may have limits of
-//! its own that are lower.
+//! request each can use all of it. Tokens of all hosts share a part of the budget in the same way, one unit per peer.
+//! Memory is charged as bytes arrive, never in advance. A credential may have limits of its own that are lower.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -37,7 +37,16 @@ pub struct Budget {
 #[derive(Default)]
 struct BudgetUsage {
     total: Usage,
+    /// Usage of all credentials whose scope has a part of the budget.
+    group: Usage,
     credentials: HashMap<CredentialKey, Usage>,
+}
+
+/// What a credential may still take: the rest of the budget, and of its group.
+fn free_for(credential: Option<CredentialKey>, most: usize, total: usize, group: usize) -> usize {
+    let of_group = credential.and_then(|credential| credential.group_share(most));
+    let free = most.saturating_sub(total);
+    of_group.map_or(free, |most| free.min(most.saturating_sub(group)))
 }
 
 impl Budget {
@@ -56,22 +65,22 @@ impl Budget {
         credential: Option<CredentialKey>,
         limits: CredentialLimits,
     ) -> Result<Charge<'_>, LimitedResource> {
-        let credential = credential.filter(|credential| credential.has_request_share());
         let mut usage = self.usage();
-        let free = self.most.requests.saturating_sub(usage.total.requests);
-        if free == 0 {
+        if usage.total.requests >= self.most.requests {
             return Err(self.resource);
         }
         if let Some(credential) = credential {
-            let held = usage.credentials.get(&credential).map_or(0, |own| own.requests);
-            if limits.requests.is_some_and(|most| held >= most) {
+            let (total, group) = (usage.total.requests, usage.group.requests);
+            let free = free_for(Some(credential), self.most.requests, total, group);
+            let own = usage.credentials.get(&credential).copied().unwrap_or_default();
+            if limits.requests.is_some_and(|most| own.requests >= most) {
                 return Err(LimitedResource::CredentialRequests);
             }
-            let own = usage.credentials.entry(credential).or_default();
             if own.requests >= free {
                 return Err(LimitedResource::CredentialShare);
             }
-            own.requests += 1;
+            usage.credentials.entry(credential).or_default().requests += 1;
+            usage.group.requests += usize::from(credential.is_of_all_hosts());
         }
         usage.total.requests += 1;
         Ok(Charge { budget: self, credential, limits, bytes: 0 })
@@ -90,16 +99,24 @@ impl Charge<'_> {
     /// Charges received bytes.
     pub(super) fn add(&mut self, more: usize) -> Result<(), LimitedResource> {
         let mut usage = self.budget.usage();
-        let free = self.budget.most.bytes.saturating_sub(usage.total.bytes);
-        let Some(left) = free.checked_sub(more) else { return Err(LimitedResource::BodyMemory) };
+        let most = self.budget.most.bytes;
+        let (total, group) = (usage.total.bytes, usage.group.bytes);
+        if more > most.saturating_sub(total) {
+            return Err(LimitedResource::BodyMemory);
+        }
+        let left = free_for(self.credential, most, total, group).checked_sub(more);
+        let is_of_all_hosts = self.credential.is_some_and(CredentialKey::is_of_all_hosts);
         if let Some(own) = self.credential.and_then(|credential| usage.credentials.get_mut(&credential)) {
             if self.limits.bytes.is_some_and(|most| own.bytes.saturating_add(more) > most) {
                 return Err(LimitedResource::CredentialBytes);
             }
-            if own.bytes.saturating_add(more) > left {
+            if left.is_none_or(|left| own.bytes.saturating_add(more) > left) {
                 return Err(LimitedResource::CredentialShare);
             }
             own.bytes += more;
+        }
+        if is_of_all_hosts {
+            usage.group.bytes += more;
         }
         usage.total.bytes += more;
         self.bytes += more;
@@ -115,6 +132,9 @@ impl Drop for Charge<'_> {
             usage.bytes = usage.bytes.saturating_sub(self.bytes);
         };
         release(&mut usage.total);
+        if self.credential.is_some_and(CredentialKey::is_of_all_hosts) {
+            release(&mut usage.group);
+        }
         if let Some(credential) = self.credential
             && let Some(own) = usage.credentials.get_mut(&credential)
         {
@@ -139,7 +159,8 @@ mod tests {
 
     fn is_empty(budget: &Budget) -> bool {
         let usage = budget.usage();
-        usage.total == Usage::default() && usage.credentials.is_empty()
+        let nothing = Usage::default();
+        usage.total == nothing && usage.group == nothing && usage.credentials.is_empty()
     }
 
     /// Charges of a credential until the first refusal.
@@ -181,10 +202,27 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_share_a_credential_by_design_use_all_permits() {
+    fn one_peer_with_a_token_of_all_hosts_leaves_permits_for_its_other_holders_and_for_other_credentials() {
         let budget = Budget::new(LimitedResource::Agents, 512, 100);
-        let all = Some(CredentialKey::new(CredentialScope::AllHosts, "token"));
-        assert_eq!(fill(&budget, all).0.len(), 512);
+        let at = |last: u8| Some(CredentialKey::of_all_hosts("token", [10, 0, 0, last].into()));
+        let (greedy, why) = fill(&budget, at(1));
+        assert_eq!((greedy.len(), why), (192, Some(LimitedResource::CredentialShare)));
+        let (second, _) = fill(&budget, at(2));
+        assert_eq!(second.len(), 96, "half of the rest");
+        // All peers together leave a quarter.
+        let others: Vec<_> = (3..=255).map_while(|last| budget.charge(at(last), NONE).ok()).collect();
+        assert_eq!(greedy.len() + second.len() + others.len(), 384);
+        let own = Some(CredentialKey::new(CredentialScope::OneHost, "own"));
+        assert_eq!(fill(&budget, own).0.len(), 64);
+        drop((greedy, second, others));
+        let mut body = budget.charge(at(1), NONE).expect("a permit");
+        assert_eq!((body.add(37), body.add(1)), (Ok(()), Err(LimitedResource::CredentialShare)));
+        drop(body);
+        assert!(is_empty(&budget));
+    }
+
+    #[test]
+    fn a_listener_with_a_single_credential_gives_it_all_permits() {
         let single = Budget::new(LimitedResource::KnownCallers, 64, 100);
         let (held, why) = fill(&single, None);
         assert_eq!((held.len(), why), (64, Some(LimitedResource::KnownCallers)));

@@ -20,13 +20,14 @@ mod secret;
 mod server;
 mod service;
 mod tls;
+mod trusted_proxy;
 mod webhook;
 mod write_timeout;
 
 pub use admission::{
     AdmittedRequest, BodyError, UnknownCallers, admit_known, admit_limited, read_body, readmit,
 };
-pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
+pub use api_client::{ApiClient, ApiCredentials, ApiEndpoint, CallError, LineStream};
 pub use budget::{Budget, CredentialLimits};
 pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
@@ -38,4 +39,5 @@ pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};
 pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify_hmac};
 pub use server::{Listener, Peer, TransportSecurity, bind, raise_file_limit, serve};
 pub use tls::{Tls, TlsError};
+pub use trusted_proxy::{AddressRange, AddressRangeError, AmbiguousUser, TrustedProxy};
 pub use webhook::{PostError, WebhookClient};

@@ -78,6 +78,17 @@ pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, Permissi
     Ok(meta)
 }
 
+/// The same, and refuses a file that its group can write, even if the group has no other member: a later member of the
+/// group could write it without a change of the file.
+pub fn refuse_changeable_by_group(path: &Path, trusted: u32) -> Result<Metadata, PermissionError> {
+    let meta = refuse_changeable(path, trusted)?;
+    if meta.mode() & GROUP_WRITE != 0 {
+        let group = group_name(meta.gid());
+        return Err(PermissionError::WritableByGroup { path: path.to_owned(), group });
+    }
+    Ok(meta)
+}
+
 fn is_sticky(folder: Option<&Path>) -> bool {
     folder.and_then(|folder| std::fs::metadata(folder).ok()).is_some_and(|meta| meta.mode() & STICKY != 0)
 }

@@ -261,10 +261,11 @@ impl<'a> Planner<'a> {
             present,
             is,
             adopting,
-            // Where operations use the registered spec, what is not registered cannot be checked.
+            // A process that another program started may run under the identity, and only a live check finds it. Where
+            // operations use the registered spec, what is not registered cannot be checked.
             unlisted: there.is_none()
                 && !rules.caps.operates_on_registered_spec
-                && (rules.caps.lag_secs > 0 || rules.adopt || want.origin.adopt),
+                && (rules.caps.lag_secs > 0 || leaves_pid_file(want) || rules.adopt || want.origin.adopt),
             rule: down_rule(want.origin.state),
             place: &want.origin.place,
         };
@@ -306,6 +307,11 @@ impl<'a> Planner<'a> {
         let (instance, at) = (key.clone(), Some(want.origin.place.clone()));
         self.found.held.push(HeldChange { instance, reason, detail, steps: Vec::new(), why: Vec::new(), at });
     }
+}
+
+/// Whether the pid file of a running process shows that it runs.
+fn leaves_pid_file(want: &DesiredInstance) -> bool {
+    want.spec.monitor.auto_type == AutoType::Resident && !want.spec.identity.pid_path.is_empty()
 }
 
 /// Whether a chain sends the new spec in place of an unknown old one.

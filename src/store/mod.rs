@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use crate::http::{CallError, UnreadableResponse};
 
 pub use any::AnyStore;
-pub use embedded::Embedded;
+pub use embedded::{Embedded, TrimChoice};
 pub use key_scope::KeyScope;
 pub use lease::{Holder, Lease, LeaseAttempt, Reset};
 pub use remote::Remote;

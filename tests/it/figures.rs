@@ -254,3 +254,18 @@ fn rows_of_the_controller_have_figures_and_their_source() {
     let full = send(at, "GET", "/api/v1/processes", &token(&machine), b"").json();
     assert_eq!((&shown["message"], full[0]["message"].is_string()), (&Value::Null, true), "{full:#}");
 }
+
+/// The agent samples once per minute. The first sample of a process is at the gateway within seconds.
+#[test]
+fn a_started_process_has_figures_long_before_the_next_interval() {
+    let system = System::new();
+    // The first batch of the session has been sent: the next one is a minute away.
+    assert_eq!(system.operate("early", START, &system.spec("early", "exec sleep 1000")).0, 0);
+    until("figures of the first process", || !figures(&system, "early").is_null());
+    for name in ["one", "two"] {
+        assert_eq!(system.operate(name, START, &system.spec(name, "exec sleep 1000")).0, 0);
+        let begin = Instant::now();
+        until("figures of a new process", || figures(&system, name)["memory"].as_u64() > Some(0));
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    }
+}

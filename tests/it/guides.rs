@@ -1,10 +1,89 @@
-//! Quoted output in the guides: commands that need no target are run again and compared line by line.
+//! Quoted output in the guides: every console block is run again and compared, or listed with a reason.
 //!
-//! `…` at the end of a quoted line omits the rest of the line.
+//! A session runs blocks that belong together on one system. A block in no session and not in [`NOT_RUN`] fails the test.
 
-use std::path::Path;
+use std::collections::BTreeSet;
 
-use crate::support::{Tree, abide, project, stderr, stdout};
+use crate::fixtures::console::Desk;
+use crate::fixtures::quotes::{Block, block, blocks};
+use crate::guide_sessions::{
+    agent_policy, curl_gateway, fleet, full_disk, local_operations, pipeline, platform, site_operations,
+};
+use crate::support::project;
+
+/// Defines one test per session, and the list of all blocks that sessions run.
+macro_rules! sessions {
+    ($($session:ident = $run:path: [$(($guide:expr, $text:expr)),+ $(,)?];)+) => {
+        $(#[test]
+        fn $session() {
+            $run([$(block($guide, $text)),+]);
+        })+
+
+        /// Guide and a text of each block that a session runs.
+        const RUN: &[(&str, &str)] = &[$($(($guide, $text)),+),+];
+    };
+}
+
+sessions! {
+    the_first_terminals_of_the_readme = fleet: [
+        ("README.md", "$ abide up manifests"),
+        ("README.md", "$ abide get processes\n"),
+        ("README.md", "strat_cmd: while"),
+    ];
+    checks_without_a_target = checks: [
+        ("README.md", "$ abide validate web.yaml"),
+        ("README.md", "$ abide plan shop"),
+        ("docs/planning.md", "$ abide plan shop"),
+        ("README.md", "$ abide explain configmap"),
+    ];
+    the_walk_through_the_sample_fleet = walk: [
+        ("manifests/README.md", "$ abide validate manifests"),
+        ("manifests/README.md", "$ abide explain identity.pid_path"),
+        ("manifests/README.md", "$ abide explain control.start_cmd"),
+        ("manifests/README.md", "$ abide convert manifests"),
+    ];
+    conversions = convert_and_import: [
+        ("README.md", "$ abide convert body.json"),
+        ("README.md", "$ abide import"),
+    ];
+    a_gateway_driven_by_curl = curl_gateway: [("README.md", "$ abide -q serve")];
+    operations_of_a_gateway_and_an_agent = site_operations: [
+        ("docs/operations.md", "$ abide doctor"),
+        ("docs/operations.md", "$ systemctl stop abide-agent"),
+        ("docs/operations.md", "$ abide lease list"),
+        ("docs/operations.md", "$ sqlite3"),
+        ("docs/operations.md", "$ systemctl stop abide-serve\n"),
+        ("docs/operations.md", "INFO change who="),
+        ("docs/operations.md", "NotConverging 0:127"),
+    ];
+    operations_of_the_local_system = local_operations: [
+        ("docs/operations.md", "rolling back web/w"),
+        ("docs/operations.md", "$ abide logs"),
+    ];
+    pipelines = pipeline: [
+        ("docs/pipeline.md", "-o markdown"),
+        ("docs/pipeline.md", "--max-restart 1"),
+        ("docs/pipeline.md", "--lock-timeout 1s"),
+        ("docs/pipeline.md", "--out plan.json"),
+    ];
+    a_platform = platform: [
+        ("docs/targets.md", "is not trusted"),
+        ("docs/targets.md", "$ cat abide.yaml"),
+        ("docs/targets.md", "NotOwned  web/legacy"),
+        ("docs/targets.md", "--state https://elsewhere"),
+        ("docs/targets.md", "--state /tmp/empty"),
+        ("docs/targets.md", "note: gse-v1"),
+    ];
+    a_full_disk = full_disk: [("docs/operations.md", "the disk is full")];
+    the_policy_of_a_host = agent_policy: [("docs/agent.md", "--check-policy")];
+}
+
+/// Blocks that no session runs: guide, a text of the block, and the reason.
+const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("README.md", "$ abide doctor --target prod", "commands without output, for a BlueKing platform"),
+    ("docs/operations.md", "ABIDE_OLD=", "runs the test suite with another version"),
+    ("CONTRIBUTING.md", "$ cargo build", "builds the project"),
+];
 
 const BROKEN: &str = "\
 apiVersion: abide/v1
@@ -69,58 +148,76 @@ fn rows() -> String {
     format!("[{}]", all.join(",\n"))
 }
 
-/// The lines that a guide quotes below a command, up to the next command or the end of the block.
-fn quoted(guide: &str, command: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(project().join(guide)).expect("a guide");
-    let prompt = format!("$ {command}");
-    let below = text.lines().skip_while(|line| line.split("  #").next().map(str::trim_end) != Some(&prompt));
-    let lines: Vec<String> = below
-        .skip(1)
-        .take_while(|line| !line.starts_with("$ ") && !line.starts_with("```"))
-        .map(str::to_owned)
-        .collect();
-    assert!(!lines.is_empty(), "{guide} does not quote {prompt}");
-    lines
-}
-
-/// Runs a quoted command and compares its output with the quoted one.
-fn compare(guide: &str, command: &str, here: &Path) {
-    let args: Vec<&str> = command.split(' ').skip(1).collect();
-    let output = abide(&args, here, b"");
-    let text = format!("{}{}", stdout(&output), stderr(&output));
-    let real: Vec<&str> = text.trim_end().lines().collect();
-    let mut lines = quoted(guide, command);
-    while lines.last().is_some_and(String::is_empty) {
-        lines.pop();
-    }
-    let is_same = |(quoted, real): (&String, &&str)| match quoted.strip_suffix('…') {
-        Some(begin) => real.starts_with(begin),
-        None => quoted == real,
+/// Every text for readers: the README files, the guides, and the documents at the top.
+pub fn guides() -> Vec<String> {
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(project().join(folder)).expect("a folder").flatten();
+        let files = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let prefix = if folder == "." { String::new() } else { format!("{folder}/") };
+        files
+            .filter(|name| name.ends_with(".md"))
+            .map(move |name| format!("{prefix}{name}"))
+            .collect::<Vec<_>>()
     };
-    let same = lines.len() == real.len() && lines.iter().zip(&real).all(is_same);
-    assert!(same, "{guide}: {command}\nquoted:\n{}\nreal:\n{}", lines.join("\n"), real.join("\n"));
+    let mut all: Vec<String> = [".", "docs", "manifests"].into_iter().flat_map(names).collect();
+    all.retain(|name| name != "CHANGELOG.md");
+    all.sort();
+    all
 }
 
 #[test]
-fn the_problems_of_a_broken_manifest_are_as_quoted() {
-    let tree = Tree::new(&[("web.yaml", BROKEN)]);
-    compare("README.md", "abide validate web.yaml", tree.path());
+fn every_console_block_is_run_or_listed_with_a_reason() {
+    let listed = NOT_RUN.iter().map(|(guide, text, _)| (*guide, *text));
+    let mut known = BTreeSet::new();
+    for (guide, text) in RUN.iter().copied().chain(listed) {
+        assert!(known.insert(block(guide, text).at), "{guide}: the block with {text:?} is listed twice");
+    }
+    let all: Vec<Block> = guides().iter().flat_map(|guide| blocks(guide)).collect();
+    let new: Vec<&str> =
+        all.iter().filter(|block| !known.contains(&block.at)).map(|block| block.at.as_str()).collect();
+    assert!(new.is_empty(), "add these blocks to a session, or to NOT_RUN with a reason: {new:?}");
+    assert!(all.len() > 30, "only {} blocks were found", all.len());
 }
 
-#[test]
-fn a_plan_is_as_quoted() {
-    let tree = Tree::new(&[("shop/api.yaml", API), ("shop/db.yaml", DB), ("rows.json", &rows())]);
-    for guide in ["README.md", "docs/planning.md"] {
-        compare(guide, "abide plan shop --observed rows.json --prune", tree.path());
+fn checks([validate, plan, plan_again, explain]: [Block; 4]) {
+    let mut desk = Desk::new();
+    desk.write("web.yaml", BROKEN);
+    desk.write("shop/api.yaml", API);
+    desk.write("shop/db.yaml", DB);
+    desk.write("rows.json", rows());
+    std::os::unix::fs::symlink(project().join("manifests"), desk.path("manifests")).expect("a link");
+    let mut terminal = desk.terminal(".");
+    for block in [validate, plan, plan_again, explain] {
+        desk.run(&mut terminal, &block);
     }
 }
 
-#[test]
-fn explanations_are_as_quoted() {
-    for command in [
-        "abide explain configmap",
-        "abide explain monitor_policy.start_check_secs --in manifests --process sample/web",
-    ] {
-        compare("README.md", command, &project());
+fn walk(all: [Block; 4]) {
+    let mut desk = Desk::new();
+    std::os::unix::fs::symlink(project().join("manifests"), desk.path("manifests")).expect("a link");
+    let mut terminal = desk.terminal(".");
+    for block in all {
+        desk.run(&mut terminal, &block);
+    }
+}
+
+/// These blocks quote no output: each command must succeed.
+fn convert_and_import([convert, import]: [Block; 2]) {
+    let mut desk = Desk::new();
+    let fixtures = project().join("tests/it/fixtures");
+    let copy = |from: &str, to: &str| {
+        std::fs::copy(fixtures.join(from), desk.path(to)).expect("a copy");
+    };
+    copy("gse_operate_proc.json", "body.json");
+    copy("import/shop.conf", "shop.conf");
+    copy("import/fleet.csv", "fleet.csv");
+    for unit in ["db.service", "backup.service", "backup.timer"] {
+        copy(&format!("import/{unit}"), unit);
+    }
+    desk.script("pm2", &format!("#!/bin/sh\ncat {}\n", fixtures.join("import/ecosystem.json").display()));
+    desk.rename("/etc/supervisor/conf.d/", format!("{}/", desk.folder.path().display()));
+    let mut terminal = desk.terminal(".");
+    for entry in convert.entries.iter().chain(&import.entries) {
+        terminal.prepare(&desk.real_command(&entry.command));
     }
 }

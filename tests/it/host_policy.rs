@@ -211,6 +211,9 @@ fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_
     std::fs::write(&file, "root: false\n").expect("a file");
     set(&file, 0o666);
     refused("writable by every user");
+    // The group of root has no other member.
+    set(&file, 0o664);
+    refused("writable by group root: run `chmod g-w ");
     set(&file, 0o644);
     chown(&file, Some(user.uid), None).expect("an owner");
     refused("belongs to user abide-test");
@@ -220,6 +223,60 @@ fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_
     set(&folder, 0o755);
     chown(&folder, Some(user.uid), None).expect("an owner");
     refused("etc belongs to user abide-test, not to root: move ");
+}
+
+/// A policy file of another kind, or of any size, is a clear error in bounded time.
+#[test]
+fn a_policy_that_is_not_a_regular_file_of_bounded_size_keeps_the_agent_from_starting() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let folder = folder_of(&system, "etc", 0, 0o755);
+    let users = folder_of(&system, "home", user.uid, 0o755);
+    let file = folder.join("agent.yaml");
+    let refused = |says: &str| {
+        let policy = file.display().to_string();
+        let args = ["agent", "--check-policy", "--data", "other", "--policy", &policy];
+        let begin = std::time::Instant::now();
+        let output = abide(&args, system.folder.path(), b"");
+        let err = stderr(&output);
+        assert!(output.status.code() == Some(1) && err.contains(says), "{says}: {err}");
+        assert!(err.contains(&policy) && begin.elapsed() < Duration::from_secs(20), "{says}: {err}");
+        std::fs::remove_file(&file).expect("it is removed");
+    };
+    let made = std::process::Command::new("mkfifo").arg(&file).status().expect("mkfifo");
+    assert!(made.success());
+    refused("not a regular file");
+    for device in ["/dev/zero", "/dev/tty"] {
+        std::os::unix::fs::symlink(device, &file).expect("a link");
+        refused("not a regular file");
+    }
+    // A sparse file of many gigabytes costs neither memory nor time.
+    std::fs::File::create(&file).and_then(|file| file.set_len(64 << 30)).expect("a file");
+    refused("larger than 1048576 bytes");
+    std::os::unix::fs::symlink(folder.join("missing"), &file).expect("a link");
+    refused("cannot read the file");
+    std::os::unix::fs::symlink(&file, &file).expect("a link");
+    refused("cannot read the file");
+    // A link to a file of another user.
+    let other = users.join("policy.yaml");
+    std::fs::write(&other, "root: true\n").expect("a file");
+    chown(&other, Some(user.uid), None).expect("an owner");
+    std::os::unix::fs::symlink(&other, &file).expect("a link");
+    refused("belongs to user abide-test");
+    // A link to root's file in a folder of another user.
+    chown(&other, Some(0), None).expect("an owner");
+    std::os::unix::fs::symlink(&other, &file).expect("a link");
+    refused("home belongs to user abide-test");
+    // A link to root's own file is a policy.
+    let own = folder.join("policy.yaml");
+    std::fs::write(&own, "root: false\n").expect("a file");
+    std::os::unix::fs::symlink(&own, &file).expect("a link");
+    let policy = file.display().to_string();
+    std::fs::create_dir(system.path("other")).expect("a folder");
+    let args = ["agent", "--check-policy", "--data", "other", "--policy", &policy];
+    let output = abide(&args, system.folder.path(), b"");
+    // The policy is accepted: only the agent's folder is missing.
+    assert!(stderr(&output).contains("folder other has no agent.db"), "{}", stderr(&output));
 }
 
 /// A server that counts its connections, and answers with this text.

@@ -7,7 +7,7 @@ use abide::gse::codes::{EnvelopeCode, RowCode};
 
 use crate::support::project;
 
-const MODULES: [&str; 25] = [
+const MODULES: [&str; 26] = [
     "model",
     "contract",
     "manifest",
@@ -24,6 +24,7 @@ const MODULES: [&str; 25] = [
     "dashboard",
     "store",
     "http",
+    "access",
     "gateway",
     "agent",
     "pki",
@@ -36,7 +37,7 @@ const MODULES: [&str; 25] = [
 ];
 
 /// The modules that each module may use, apart from the primitives.
-const MAY_USE: [(&str, &[&str]); 24] = [
+const MAY_USE: [(&str, &[&str]); 25] = [
     ("retry_delay", &[]),
     ("clock", &["model"]),
     ("ids", &["model"]),
@@ -86,10 +87,11 @@ const MAY_USE: [(&str, &[&str]); 24] = [
             "clock",
         ],
     ),
-    ("dashboard", &["model", "contract", "control", "source", "store", "http", "clock"]),
+    ("dashboard", &["model", "contract", "control", "source", "store", "http", "access", "clock"]),
     ("store", &["model", "contract", "http", "clock"]),
     ("http", &[]),
-    ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "pki", "clock"]),
+    ("access", &["model", "contract", "http", "clock"]),
+    ("gateway", &["model", "contract", "gse", "agent_protocol", "store", "http", "access", "pki", "clock"]),
     ("agent", &["model", "gse", "agent_protocol", "store", "http", "pki", "clock"]),
     ("pki", &["model"]),
 ];

@@ -78,6 +78,19 @@ impl Events {
         }
     }
 
+    /// Whether the stream ends after what was sent already.
+    pub fn ends(&mut self) -> bool {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            match self.0.read_line(&mut line) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
     fn until(&mut self, kind: &str) -> (u64, Value) {
         loop {
             let (id, value) = self.next();

@@ -351,3 +351,52 @@ fn output_of_a_failed_start_is_stored() {
     assert_ne!(system.operate("daemon", 0, &daemon).0, 0);
     assert_eq!(read(&system.server, "daemon", "").as_deref(), Ok("no config\n"));
 }
+
+/// The stored outputs of an instance end with its registration, and those that a killed agent left end with the next one.
+#[test]
+fn the_stored_outputs_of_an_unregistered_process_are_removed() {
+    let mut system = System::new();
+    let stored = |system: &System| {
+        let folders = std::fs::read_dir(system.path("agent/output")).expect("a folder").flatten();
+        folders.count()
+    };
+    let records = |system: &System| std::fs::read_dir(system.path("agent/exits")).expect("a folder").count();
+    let one_shot = |system: &System, name: &str, command: &str| {
+        let mut spec = system.spec(name, command);
+        spec["identity"].as_object_mut().expect("an object").remove("log_path");
+        spec["monitor_policy"]["auto_type"] = json!(2);
+        spec
+    };
+    let unregister = |system: &System, name: &str| {
+        let body = json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
+        let answer = system.server.gse("unregister_proc_info", body);
+        let rows = answer["data"].as_object().cloned().unwrap_or_default();
+        assert!(rows.values().any(|row| row["error_code"] == 0), "{answer}");
+    };
+    for name in ["kept", "gone", "left"] {
+        assert_eq!(system.operate(name, 0, &one_shot(&system, name, &format!("echo from {name}"))).0, 0);
+        until("its output", || read(&system.server, name, "").as_deref() == Ok(&format!("from {name}\n")));
+    }
+    let ended = |system: &System, name: &str| !system.facts(name).2;
+    until("all ended", || ["kept", "gone", "left"].iter().all(|name| ended(&system, name)));
+    assert_eq!(stored(&system), 3);
+    for name in ["gone", "left"] {
+        assert_eq!(system.operate(name, 4, &Value::Null).0, 0, "it is not supervised any more");
+    }
+    unregister(&system, "gone");
+    until("its output is removed", || stored(&system) == 2);
+    // A failed first start is shown for a day, and so is its output.
+    let (code, _) = system.operate("failed", 0, &one_shot(&system, "failed", "echo why >&2; exit 7"));
+    assert_eq!(code, 0, "a one-shot that runs has started");
+    until("it ended", || ended(&system, "failed"));
+    assert_eq!(stored(&system), 3);
+    // Unregistered while no agent runs.
+    system.kill_agent();
+    unregister(&system, "left");
+    std::fs::create_dir(system.path("agent/output/0123456789abcdef0123456789abcdef")).expect("a folder");
+    std::fs::write(system.path("agent/output/0123456789abcdef0123456789abcdef/1-x"), "x").expect("a file");
+    std::fs::write(system.path("agent/exits/stale"), "0\n").expect("a file");
+    system.start_agent();
+    until("the leftovers are removed", || stored(&system) == 2 && records(&system) == 0);
+    assert_eq!(read(&system.server, "kept", "").as_deref(), Ok("from kept\n"));
+}

@@ -426,6 +426,8 @@ fn controller_requests(path: &str, token: &str) -> Vec<(String, String, u16)> {
         "/api/v1/webhook" => {
             [with("X-Gitlab-Token: a long webhook secret\r\n", "{}", 202), with("", "{}", 401)].concat()
         }
+        // Without a users file. The test of people calls them with one.
+        "/api/v1/login" | "/api/v1/logout" | "/api/v1/session" => with("", "", 404),
         // Text, and streams.
         "/" | "/login" | "/metrics" | "/api/v1/events" => Vec::new(),
         other => panic!("the test has no request for {other}"),

@@ -28,7 +28,7 @@ pub fn alive(system: &System) -> Vec<u32> {
 }
 
 /// A free port below the range from which the kernel takes the ports of connections: it stays free while a server is down.
-fn port() -> u16 {
+pub fn port() -> u16 {
     static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
     let first = 20_000 + (std::process::id() % 10_000) as u16;
     loop {
@@ -62,7 +62,7 @@ pub fn get(port: u16) -> Option<String> {
 }
 
 /// A daemon of root with a pid file of its own.
-fn daemon(system: &System, name: &str, program: &str, start: &str) -> Value {
+pub fn daemon(system: &System, name: &str, program: &str, start: &str) -> Value {
     let mut spec = system.spec(name, start);
     spec["identity"]["proc_name"] = json!(program);
     spec["control"]["start_mode"] = json!("daemon");

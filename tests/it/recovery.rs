@@ -7,7 +7,7 @@ use std::time::Duration;
 use abide::backend::{Abide, Backend, Operation, Scope};
 use abide::execute::journal::{self, Call, Journal, JournaledStep};
 use abide::execute::recover;
-use abide::http::{ApiEndpoint, ClientConfig};
+use abide::http::{ApiCredentials, ApiEndpoint, ClientConfig};
 use abide::model::{HashedSpec, Host, InstanceKey, Op};
 use abide::reconcile::Caps;
 use abide::store::Embedded;
@@ -88,9 +88,7 @@ async fn many_kinds(system: &System) {
     }
     let access = ApiEndpoint {
         url: format!("http://{}", system.server.address),
-        code: "all".into(),
-        secret: "s3cret".into(),
-        username: None,
+        credentials: ApiCredentials::App { code: "all".into(), secret: "s3cret".into(), username: None },
         client_config: ClientConfig::default(),
     };
     let backend = Abide::new(&access).expect("a client");

@@ -2,7 +2,7 @@
 //! caller, for agents, and for readiness.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 
 use abide::store::{Embedded, Store, Txn};
 use serde_json::json;
@@ -16,9 +16,23 @@ use crate::system::System;
 
 const TELL: &str = "/api/abide/v1/agent/tell?session=none";
 
+const HERE: [u8; 4] = [127, 0, 0, 1];
+
+/// A connection from one of the addresses of loopback.
+fn connect_from(source: [u8; 4], at: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::new(IpAddr::from(source), 0)).expect("an address of loopback");
+        socket.connect(at).await.expect("a connection").into_std().expect("a stream")
+    });
+    stream.set_nonblocking(false).expect("a mode");
+    stream
+}
+
 /// A request that announces a body and sends only a part of it.
-fn unfinished(at: SocketAddr, path: &str, auth: &str, sent: usize) -> TcpStream {
-    let mut stream = TcpStream::connect(at).expect("a connection");
+fn unfinished(source: [u8; 4], at: SocketAddr, path: &str, auth: &str, sent: usize) -> TcpStream {
+    let mut stream = connect_from(source, at);
     stream.set_read_timeout(Some(SOON)).expect("a timeout");
     stream.set_write_timeout(Some(SOON)).expect("a timeout");
     let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{auth}Content-Length: 16000000\r\n\r\n");
@@ -38,9 +52,19 @@ fn answered(stream: &mut TcpStream) -> String {
 
 /// Opens unfinished requests until one is refused, and returns all with that answer.
 fn exhaust(at: SocketAddr, path: &str, auth: &str, sent: usize) -> (Vec<TcpStream>, String) {
+    exhaust_from(HERE, at, path, auth, sent)
+}
+
+fn exhaust_from(
+    source: [u8; 4],
+    at: SocketAddr,
+    path: &str,
+    auth: &str,
+    sent: usize,
+) -> (Vec<TcpStream>, String) {
     let (mut held, mut refusal) = (Vec::new(), String::new());
     until("a request is refused", || {
-        held.push(unfinished(at, path, auth, sent));
+        held.push(unfinished(source, at, path, auth, sent));
         refusal = held.iter_mut().map(answered).find(|answer| !answer.is_empty()).unwrap_or_default();
         !refusal.is_empty()
     });
@@ -111,6 +135,34 @@ fn the_requests_of_one_stolen_token_leave_permits_for_other_agents() {
     assert_eq!(done.0, 0, "an agent joins and works: {}", done.1);
 }
 
+/// One holder of the token of all hosts gets its share of permits and of body memory. Holders at other addresses, and
+/// agents with credentials of their own, work on.
+#[test]
+fn the_requests_of_one_holder_of_a_token_of_all_hosts_leave_permits_for_other_agents() {
+    let folder = Workspace::new();
+    let gateway = Gateway::start(folder.path(), &["--max-requests", "16"]);
+    let tokens = "* token-of-all-hosts\n0:127.0.0.1 token-of-one-host\n";
+    std::fs::write(folder.path().join("tokens"), tokens).expect("a file");
+    let shared = "Authorization: Bearer token-of-all-hosts\r\n";
+    let server = &gateway.server;
+    until("the token is known", || {
+        server.send("GET", "/api/abide/v1/agent/stream?session=none", shared, b"").0 == 410
+    });
+    let (_held, refusal) = exhaust_from([127, 0, 0, 2], server.address, TELL, shared, 1);
+    is_over_its_share(&refusal);
+    let (_large, refusal) = exhaust_from([127, 0, 0, 3], server.address, TELL, shared, 15_000_000);
+    is_over_its_share(&refusal);
+    assert_eq!(server.send("GET", "/readyz", "", b"").0, 200);
+    for token in ["token-of-all-hosts", "token-of-one-host"] {
+        let mut system = System { folder: Workspace::new(), server: Server::at(server.address), agent: None };
+        std::fs::write(system.path("token"), format!("{token}\n")).expect("a file");
+        system.start_agent();
+        let done = system.operate("p", 0, &system.spec("p", "exec sleep 1000"));
+        assert_eq!(done.0, 0, "{token}: an agent joins and works: {}", done.1);
+        system.operate("p", 1, &serde_json::Value::Null);
+    }
+}
+
 /// A store that a stolen token filled before reports were limited. The gateway starts with the memory of its limits.
 #[test]
 fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
@@ -136,9 +188,7 @@ fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
     let log = crate::serve::log_of(folder.path());
     assert!(log.contains("store is overfilled") && log.contains("host=0:10.0.0.66"), "{log}");
     assert!(!log.contains("0:10.0.0.1 "), "{log}");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).expect("a status");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    let peak = peak_kb(&gateway);
     assert!(peak < 256 << 10, "{peak} kB for 640 MB of reports");
     drop(gateway);
     let left = crate::store::run(async {
@@ -150,4 +200,74 @@ fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
     for key in ["live/web/small/0:10.0.0.66", "live/web/other/0:10.0.0.1"] {
         assert!(left.iter().any(|one| one == key), "{key}: {left:?}");
     }
+}
+
+fn peak_kb(gateway: &Gateway) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).expect("a status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    peak.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// The same with registrations, which reports of a stolen token created. They are moved to a file, not lost.
+#[test]
+fn registrations_of_an_overfilled_store_are_set_aside_before_they_are_loaded() {
+    let folder = Workspace::new();
+    let data = folder.path().join("data");
+    std::fs::create_dir(&data).expect("a folder");
+    crate::store::run(async {
+        let store = Embedded::open(&data.join("store.db")).expect("a store");
+        let row = |name: &str, host: &str, size: usize| {
+            let identity = json!({"proc_name": name, "setup_path": "/opt", "pid_path": "/run/p.pid"});
+            let spec = json!({"identity": identity, "control": {"start_cmd": "x".repeat(size)}});
+            let record = json!({"given": {"spec": spec}, "registered": 1});
+            Txn::put(format!("reg/web/{name}/{host}"), record.to_string())
+                .and(Txn::put(format!("identity/{host}/{name}"), format!("web/{name}")))
+        };
+        for nth in 0..80 {
+            store.txn(row(&format!("p{nth}"), "0:10.0.0.66", 4 << 20)).await.expect("a write");
+        }
+        store.txn(row("small", "0:10.0.0.66", 10)).await.expect("a write");
+        store.txn(row("other", "0:10.0.0.1", 10)).await.expect("a write");
+        store.settle().await.expect("a checkpoint");
+    });
+    let gateway = Gateway::start(folder.path(), &[]);
+    let log = crate::serve::log_of(folder.path());
+    assert!(
+        log.contains("registrations of a host are set aside") && log.contains("host=0:10.0.0.66"),
+        "{log}"
+    );
+    let peak = peak_kb(&gateway);
+    assert!(peak < 256 << 10, "{peak} kB for 320 MB of registrations");
+    drop(gateway);
+    let keys_of = |prefix: &'static str| {
+        crate::store::run(async {
+            let store = Embedded::open(&data.join("store.db")).expect("a store");
+            let page = store.range(prefix, None, 1000).await.expect("entries");
+            page.entries.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>()
+        })
+    };
+    let left = keys_of("reg/");
+    assert!(left.len() > 10 && left.len() < 20, "{left:?}");
+    for key in ["reg/web/small/0:10.0.0.66", "reg/web/other/0:10.0.0.1"] {
+        assert!(left.iter().any(|one| one == key), "{key}: {left:?}");
+    }
+    let identities = keys_of("identity/");
+    assert_eq!(identities.len(), left.len(), "{identities:?}");
+    let entries = std::fs::read_dir(&data).expect("a folder").flatten();
+    let file = entries.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains(".set-aside-"));
+    let file = file.expect("a file");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().expect("a file").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(std::fs::File::open(&file).expect("a file")));
+    let mut count = 0;
+    for line in lines {
+        let row: serde_json::Value = serde_json::from_str(&line.expect("a line")).expect("a row");
+        let key = row["key"].as_str().expect("a key").to_owned();
+        assert!(
+            !left.contains(&key) && row["value"]["given"]["spec"]["identity"]["setup_path"] == "/opt",
+            "{key}"
+        );
+        count += 1;
+    }
+    assert_eq!(count + left.len(), 82);
 }

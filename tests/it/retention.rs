@@ -10,7 +10,7 @@ use abide::execute::ledger::{self, Entry};
 use abide::execute::{
     ActiveHolds, ExecutionContext, ExecutionEvent, ExecutionSettings, StepOutcome, execute,
 };
-use abide::http::{ApiClient, ApiEndpoint, ClientConfig};
+use abide::http::{ApiClient, ApiCredentials, ApiEndpoint, ClientConfig};
 use abide::model::{Desired, Host, InstanceKey, Observed, Op, Plan, SpecSide, Step, Time, Wave};
 use abide::reconcile::Caps;
 use abide::store::{Embedded, Remote, Store};
@@ -25,7 +25,8 @@ fn key(name: &str) -> InstanceKey {
 
 fn access(url: String) -> ApiEndpoint {
     let (code, secret) = ("all".to_owned(), "s3cret".to_owned());
-    ApiEndpoint { url, code, secret, username: None, client_config: ClientConfig::default() }
+    let credentials = ApiCredentials::App { code, secret, username: None };
+    ApiEndpoint { url, credentials, client_config: ClientConfig::default() }
 }
 
 async fn is_trimmed<S: Store>(state: &S) {

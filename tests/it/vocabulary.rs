@@ -396,7 +396,7 @@ fn comments_are_found() {
 }
 
 /// The subcommands that a help text lists: indented words before the options, under one heading or several.
-fn subcommands(help: &str) -> Vec<String> {
+pub fn subcommands(help: &str) -> Vec<String> {
     let list = help.split("ptions:\n").next().unwrap_or_default();
     let names = list.lines().filter_map(|line| {
         let entry =

@@ -8,7 +8,7 @@ use std::ptr;
 
 use super::restrict::Restrictions;
 use super::{EXIT_RECORD_FD, ExecStage};
-use crate::agent::user_files;
+use crate::agent::user_files::{self, ExistingPidFile};
 
 /// The descriptor by which a forked process reports a failed step.
 const STATUS_FD: RawFd = 4;
@@ -36,6 +36,7 @@ pub struct ChildContext {
     pub restrictions: Restrictions,
     /// The pid file that a forked process writes; null: none.
     pub pid_file: *const c_char,
+    pub existing_pid_file: ExistingPidFile,
     pub failed: Option<(ExecStage, c_int)>,
 }
 
@@ -126,7 +127,7 @@ unsafe fn prepare(context: &mut ChildContext) -> Result<(), ExecStage> {
             wait_for_permission(context.status);
         }
         if !context.pid_file.is_null() {
-            write_pid_file(context.pid_file)?;
+            write_pid_file(context)?;
         }
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
@@ -154,11 +155,11 @@ unsafe fn wait_for_permission(status: RawFd) {
     }
 }
 
-/// SAFETY: may only be called by `exec_child` in a forked process, with the path of its context.
-unsafe fn write_pid_file(file: *const c_char) -> Result<(), ExecStage> {
+/// SAFETY: may only be called by `exec_child` in a forked process, with its context.
+unsafe fn write_pid_file(context: &ChildContext) -> Result<(), ExecStage> {
     // SAFETY: the path is valid until `execve`; the error number is this thread's own.
     unsafe {
-        user_files::write_own_pid(path(file)).map_err(|error| {
+        user_files::write_own_pid(path(context.pid_file), context.existing_pid_file).map_err(|error| {
             *libc::__errno_location() = error.raw_os_error().unwrap_or(libc::EINVAL);
             ExecStage::PidFile
         })

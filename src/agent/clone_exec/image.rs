@@ -4,6 +4,7 @@
 //! itself, to a mapping that the launcher keeps at a fixed address. The data of a large one is a memory file, which agent
 //! and launcher map at the same address. The kernel gives this range of addresses to no other mapping.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -16,6 +17,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::child::{ChildContext, ChildStreams};
 use super::{ExecRequest, HELD_FROM, Restrictions, Streams};
 use crate::agent::file_limit;
+use crate::agent::user_files::ExistingPidFile;
 
 /// Stack size: far more than a child needs. The stack is at the lowest address, so that an overflow faults.
 const STACK: usize = 256 << 10;
@@ -53,6 +55,8 @@ pub enum ImageContent<'a> {
 /// The memory of an image.
 enum ImageMemory {
     Mapping,
+    /// A mapping of [`SPARE_LENGTH`] that the next launch of the thread uses again.
+    Spare,
     /// A mapping of a memory file.
     File(OwnedFd),
     /// The data without the stack.
@@ -79,7 +83,8 @@ impl Image {
         let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
         let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
-        let texts = lists.into_iter().flatten().chain([&request.folder]).chain(&request.pid_file);
+        let pid_path = request.pid_file.as_ref().map(|(path, _)| path);
+        let texts = lists.into_iter().flatten().chain([&request.folder]).chain(pid_path);
         let bytes: usize = texts.map(|text| text.as_bytes_with_nul().len()).sum();
         let groups_at = STACK + size_of::<ChildContext>();
         let pointers_at = (groups_at + size_of_val(groups)).next_multiple_of(align_of::<*const c_char>());
@@ -110,7 +115,11 @@ impl Image {
                 namespace,
                 ..request.restrictions.with_file_limit(file_limit::original())
             },
-            pid_file: request.pid_file.as_ref().map_or(ptr::null(), |path| writer.text(path)),
+            pid_file: pid_path.map_or(ptr::null(), |path| writer.text(path)),
+            existing_pid_file: request
+                .pid_file
+                .as_ref()
+                .map_or(ExistingPidFile::Replace, |(_, existing)| *existing),
             failed: None,
         };
         // SAFETY: both ranges are inside the mapping and aligned, and no other code uses the mapping yet.
@@ -122,17 +131,21 @@ impl Image {
     }
 
     fn map_private(length: usize) -> io::Result<Image> {
+        let is_spare = length <= SPARE_LENGTH;
+        if let Some(spare) = SPARE_MAPPING.take().filter(|_| is_spare) {
+            let start = ManuallyDrop::new(spare).0;
+            return Ok(Image { start, length, target: start as usize, memory: ImageMemory::Spare });
+        }
+        let (mapped, memory) = match is_spare {
+            true => (SPARE_LENGTH, ImageMemory::Spare),
+            false => (length, ImageMemory::Mapping),
+        };
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
-        let start = unsafe { libc::mmap(ptr::null_mut(), length, ACCESS, kind, -1, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), mapped, ACCESS, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
-            false => Ok(Image {
-                start: start.cast(),
-                length,
-                target: start as usize,
-                memory: ImageMemory::Mapping,
-            }),
+            false => Ok(Image { start: start.cast(), length, target: start as usize, memory }),
         }
     }
 
@@ -198,7 +211,7 @@ impl Image {
     /// The shared image: its address in the launcher, its length, and its memory file or data; `None`: it is private.
     pub fn share(&self) -> Option<(usize, usize, ImageContent<'_>)> {
         let shared = match &self.memory {
-            ImageMemory::Mapping => return None,
+            ImageMemory::Mapping | ImageMemory::Spare => return None,
             ImageMemory::File(file) => ImageContent::File(file.as_fd()),
             ImageMemory::Data(data) => {
                 // SAFETY: the vector has at least this length, and bytes have no invalid values.
@@ -237,12 +250,37 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        if let ImageMemory::Data(_) = self.memory {
-            return;
+        match self.memory {
+            ImageMemory::Data(_) => {}
+            ImageMemory::Spare => {
+                // The environment may contain secrets.
+                // SAFETY: the range is inside the mapping, which a vfork child no longer uses.
+                unsafe { ptr::write_bytes(self.at(STACK), 0, self.length - STACK) };
+                SPARE_MAPPING.set(Some(SpareMapping(self.start)));
+            }
+            // SAFETY: this value owns the mapping. A forked process has a copy; a vfork child was waited for.
+            ImageMemory::Mapping | ImageMemory::File(_) => unsafe {
+                libc::munmap(self.start.cast(), self.length);
+            },
         }
-        // SAFETY: this value owns the mapping. A forked process has a copy; a vfork child was waited for.
+    }
+}
+
+/// A private mapping for the next launch of this thread: the kernel interrupts every thread of the agent to unmap one.
+struct SpareMapping(*mut u8);
+
+thread_local! {
+    static SPARE_MAPPING: Cell<Option<SpareMapping>> = const { Cell::new(None) };
+}
+
+/// The length of a spare mapping: enough for the arguments and the environment of most launches.
+const SPARE_LENGTH: usize = STACK + MAX_INLINE;
+
+impl Drop for SpareMapping {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping.
         unsafe {
-            libc::munmap(self.start.cast(), self.length);
+            libc::munmap(self.0.cast(), SPARE_LENGTH);
         }
     }
 }

@@ -38,6 +38,8 @@ pub use self::restrict::Restrictions;
 pub use self::stage::ExecStage;
 use super::process::ProcessIdentity;
 use super::reaper;
+use super::user_files::ExistingPidFile;
+use super::worker_threads;
 
 /// Maximum time between clone and `execve`.
 pub const EXEC_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,7 +84,7 @@ pub struct ExecRequest<'a> {
     /// The user is the agent's own: no other user can stop the process before `execve`.
     pub is_own: bool,
     /// The pid file that a process of another user writes itself, with its user's rights, right before `execve`.
-    pub pid_file: Option<CString>,
+    pub pid_file: Option<(CString, ExistingPidFile)>,
 }
 
 /// The descriptors that a new process keeps.
@@ -163,6 +165,7 @@ impl ExecRequest<'_> {
         let starting = reaper::StartingProcess::begin();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let pid = clone3::create(image, flags, pidfd, group, starting.pid_at())?;
+        worker_threads::keep_this_thread();
         // SAFETY: the kernel wrote this descriptor, and no other code owns it.
         Ok(SpawnedProcess::claim(pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
     }

@@ -2,17 +2,21 @@
 //!
 //! One task samples all instances: each once per interval, spread over it. An instance task registers its tree in a
 //! [`FigureSlot`]; sampling needs nothing from the task. Samples stay in memory: the newest is sent to the gateway with the
-//! next batch if it differs noticeably, the last hour is in a ring ([`ring`]) for queries. A figure alone changes no state
-//! and causes no report.
+//! next batch if it differs noticeably, the last hour is in a ring ([`ring`]) for queries. The first sample of a process
+//! brings the next batch forward. A figure alone changes no state and causes no report.
 
 pub mod ring;
 pub mod timer;
 pub mod tree_usage;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 use self::ring::FigureRing;
+use self::timer::FiguresTimer;
 use self::tree_usage::{HostProcesses, MeasuredTree, TreeUsage};
 use super::Supervisor;
 use super::meter::{memory, processors};
@@ -35,6 +39,9 @@ pub struct FigureTable {
     slots: Mutex<Vec<Weak<FigureSlot>>>,
     /// Locked by the pass that samples them.
     pass: Mutex<()>,
+    /// Processes have a first sample that no update had.
+    has_first_samples: AtomicBool,
+    first_sampled: Notify,
 }
 
 /// The figures of one instance.
@@ -81,7 +88,8 @@ impl FigureSlot {
         Some(figures(&tree, &usage, last, Instant::now()))
     }
 
-    fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) {
+    /// Takes a sample. True: the first one of this process.
+    fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) -> bool {
         let tree = {
             let mut state = locked(&self.0);
             state.due = now + interval;
@@ -89,15 +97,17 @@ impl FigureSlot {
         };
         // Unlocked: the task of the instance must not wait for the measurement.
         let Some((tree, usage)) = tree.and_then(|tree| tree.usage(table).map(|usage| (tree, usage))) else {
-            return;
+            return false;
         };
         let mut state = locked(&self.0);
         if state.tree.as_ref() != Some(&tree) {
-            return;
+            return false;
         }
+        let is_first = state.now.is_none();
         let sampled = figures(&tree, &usage, state.last, now);
         (state.last, state.now) = (Some((now, usage.cpu_ticks)), Some(sampled));
         state.ring.add(clock::now().0, sampled);
+        is_first
     }
 
     /// The row for the gateway. `all`: also if it has these figures.
@@ -171,6 +181,7 @@ impl FigureTable {
 
     /// The figures for the gateway: all, or those that changed since the last call.
     pub fn update(&self, complete: bool) -> FiguresUpdate {
+        self.has_first_samples.store(false, Ordering::Release);
         let rows: Vec<FigureRow> = self.slots().iter().filter_map(|slot| slot.row(complete)).collect();
         FiguresUpdate {
             cores: processors() as u32,
@@ -216,18 +227,37 @@ impl FigureTable {
         if grouped.len() > most {
             grouped.sort_by_key(|(due, _)| *due);
         }
-        grouped.iter().take(most).for_each(|(_, slot)| slot.sample(now, interval, None));
+        let mut first = 0;
+        for (_, slot) in grouped.iter().take(most) {
+            first += usize::from(slot.sample(now, interval, None));
+        }
         if is_table_due {
             let table = HostProcesses::read();
-            others.iter().for_each(|slot| slot.sample(now, interval, Some(&table)));
+            first += others.iter().filter(|slot| slot.sample(now, interval, Some(&table))).count();
+        }
+        if first > 0 {
+            self.has_first_samples.store(true, Ordering::Release);
+            self.first_sampled.notify_waiters();
+        }
+    }
+
+    /// Waits until processes have a first sample that no update had. Cancelling loses nothing.
+    async fn wait_for_first_samples(&self) {
+        loop {
+            let mut notified = std::pin::pin!(self.first_sampled.notified());
+            notified.as_mut().enable();
+            if self.has_first_samples.load(Ordering::Acquire) {
+                return;
+            }
+            notified.await;
         }
     }
 }
 
 impl Supervisor {
-    /// Interval between two figure updates.
-    pub fn figures_interval(&self) -> Duration {
-        self.sample_interval
+    /// The times of the figure updates of a session.
+    pub fn figures_timer(&self) -> FiguresTimer {
+        FiguresTimer::new(self.sample_interval, Arc::clone(&self.shared.resources.figures))
     }
 
     /// The figures of all instances, or those that changed since the last call.

@@ -1,16 +1,24 @@
-//! Timer of figure updates to the gateway: one batch per interval, and all rows after a failed one.
+//! Timer of figure updates to the gateway: one batch per interval, an earlier one after first samples of processes, and all
+//! rows after a failed one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, Interval, interval_at};
+use tokio::time::{Instant, Interval, interval_at, sleep_until};
+
+use super::FigureTable;
 
 /// Delay of the first batch of a session: the first samples of new processes are in it.
 const FIRST_BATCH: Duration = Duration::from_secs(3);
+/// Minimum interval between a batch and the one that first samples bring forward: many starts share a batch.
+const MIN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The times of the batches of one session.
 pub struct FiguresTimer {
+    table: Arc<FigureTable>,
     ticks: Interval,
+    last: Instant,
     /// The batch in flight.
     in_flight: Option<JoinHandle<bool>>,
     /// The gateway lacks rows: the next batch has all.
@@ -18,15 +26,24 @@ pub struct FiguresTimer {
 }
 
 impl FiguresTimer {
-    pub fn new(interval: Duration) -> FiguresTimer {
-        let mut ticks = interval_at(Instant::now() + FIRST_BATCH.min(interval), interval);
+    pub(super) fn new(interval: Duration, table: Arc<FigureTable>) -> FiguresTimer {
+        let now = Instant::now();
+        let mut ticks = interval_at(now + FIRST_BATCH.min(interval), interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        FiguresTimer { ticks, in_flight: None, is_behind: true }
+        FiguresTimer { table, ticks, last: now, in_flight: None, is_behind: true }
     }
 
     /// Waits for the next batch. True: it has all rows.
     pub async fn next(&mut self) -> bool {
-        self.ticks.tick().await;
+        let early = async {
+            self.table.wait_for_first_samples().await;
+            sleep_until(self.last + MIN_INTERVAL).await;
+        };
+        tokio::select! {
+            _ = self.ticks.tick() => {}
+            () = early => {}
+        }
+        self.last = Instant::now();
         match self.in_flight.take() {
             // A batch that is not sent by now counts as lost.
             Some(sent) => !sent.is_finished() || !sent.await.unwrap_or(false),

@@ -93,6 +93,27 @@ impl InstanceTask {
         let history = &mut self.state.history;
         if self.state.given.is_none() && history.failed_start.as_deref().is_some_and(is_old) {
             history.failed_start = None;
+            self.forget_unregistered();
+        }
+    }
+
+    /// Forgets a registration that ended while no agent was connected. An instance that runs or is supervised keeps its
+    /// spec: a gateway that lost its store registers it again. So does one that is not registered yet.
+    pub(super) async fn unregister_unlisted(&mut self, as_of: u64) {
+        let is_idle = self.handle.is_none() && self.state.run.is_none() && !self.state.hosted;
+        let is_older = (1..=as_of).contains(&self.state.changed);
+        if is_idle && is_older && self.state.given.is_some() {
+            self.register_given(None);
+            self.state.changed = as_of;
+            self.write(None).await;
+            self.forget_unregistered();
+        }
+    }
+
+    /// Removes the stored outputs of an instance that is not registered and that no row of the gateway shows.
+    pub(super) fn forget_unregistered(&mut self) {
+        if !self.state.is_shown() {
+            self.shared.logs.forget(&self.key);
         }
     }
 }

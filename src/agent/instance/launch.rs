@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use super::adoption::not_owned;
 use super::commands::AfterKill;
 use super::handover::StartWait;
 use super::operations::POLL_INTERVAL;
@@ -26,16 +27,37 @@ use crate::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Spec, StartMode};
 
+/// The checks of a launch.
+#[derive(Clone, Copy)]
+pub(super) struct LaunchChecks {
+    /// The start check follows. The output of a foreground process without a log is captured, for the message of a failed
+    /// start.
+    pub start: bool,
+    /// A foreign process under the identity refuses the launch of a foreground process.
+    pub foreign: bool,
+}
+
+impl LaunchChecks {
+    pub(super) const NONE: LaunchChecks = LaunchChecks { start: false, foreign: false };
+    pub(super) const START: LaunchChecks = LaunchChecks { start: true, foreign: false };
+}
+
+/// Whether the agent writes the pid file during the launch, before any command of the spec has run. It then notices a
+/// foreign process by the existing file, and needs no check before the launch.
+pub(super) fn has_pid_file_of_agent(spec: &Spec) -> bool {
+    let is_foreground = spec.control.start_mode.unwrap_or_default() == StartMode::Foreground;
+    is_foreground && spec.hooks.before_start.is_none()
+}
+
 impl InstanceTask {
-    /// Launches the process of a spec, and opens a handle on it. `captures`: the output of a foreground process without a log
-    /// is captured, for the message of a failed start.
+    /// Launches the process of a spec, and opens a handle on it.
     pub(super) async fn begin(
         &mut self,
         owned: &OwnedSpec,
         launch_id: &str,
         op_id: Option<&str>,
         group: Option<Cgroup>,
-        captures: bool,
+        checks: LaunchChecks,
     ) -> Result<ProcessHandle, OpReply> {
         let spec = &owned.spec;
         let Some(command) = spec.control.start_cmd.clone() else {
@@ -60,7 +82,7 @@ impl InstanceTask {
         let resident = spec.monitor.auto_type == AutoType::Resident;
         match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
             StartMode::Foreground => {
-                let captures = captures && resident;
+                let captures = checks.start && resident;
                 let output = self.foreground_output(spec, launch_id, &rights, env.secrets, captures).await?;
                 let launch = Launch {
                     command,
@@ -70,13 +92,22 @@ impl InstanceTask {
                     output,
                     record: (!resident).then(|| (self.shared.exits.clone(), launch_id.to_owned())),
                     pid_file: Some(pid_file),
+                    foreign: (checks.foreign && resident).then(|| Arc::clone(spec)),
                     group,
                     sandbox,
                 };
                 let launched = launch.spawn().await;
                 launched.map_err(|error| {
                     (self.progress.attempt, self.output) = (None, None);
-                    failed(AgentError::from(error))
+                    self.progress.is_refused =
+                        matches!(error, LaunchError::Foreign(_) | LaunchError::MayBeForeign(_));
+                    match error {
+                        LaunchError::Foreign(pid) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
+                        LaunchError::MayBeForeign(why) => {
+                            failed(format!("nothing was started: {}", AgentError::from(*why)))
+                        }
+                        error => failed(AgentError::from(error)),
+                    }
                 })
             }
             StartMode::Daemon => {

@@ -78,6 +78,10 @@ pub enum InstanceCommand {
         unclaimed: Arc<Vec<LaunchedProcess>>,
         renamed: bool,
     },
+    /// The gateway's registry as of this number lacks the instance.
+    Unlisted {
+        as_of: u64,
+    },
     /// Recomputes the timers: shared state such as a pool has changed.
     Wake,
 }
@@ -122,6 +126,8 @@ pub(super) struct OperationProgress {
     pub(super) resumption: Option<Box<Resumption>>,
     /// A daemon launch that an earlier agent began and the operation in progress continues.
     interrupted: Option<Box<LaunchIntent>>,
+    /// The launch was refused because of a foreign process: supervision does not repeat it.
+    is_refused: bool,
     /// The output of the start that is being checked.
     attempt: Option<Box<StartAttempt>>,
 }
@@ -309,6 +315,7 @@ impl InstanceTask {
                 self.report();
             }
             InstanceCommand::Reclaim { unclaimed, renamed } => self.reclaim(&unclaimed, renamed).await,
+            InstanceCommand::Unlisted { as_of } => self.unregister_unlisted(as_of).await,
             InstanceCommand::Wake => {}
             InstanceCommand::SetSpec(spec) => {
                 let (given, changed) = *spec;
@@ -321,6 +328,7 @@ impl InstanceTask {
                     if is_live {
                         self.report();
                     }
+                    self.forget_unregistered();
                 }
             }
             InstanceCommand::Op(request) => {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::adoption::not_owned;
 use super::ending::stop_signal;
 use super::history::ExitCause;
+use super::launch::{LaunchChecks, has_pid_file_of_agent};
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
@@ -56,20 +57,22 @@ impl InstanceTask {
             }
             return (RowCode::ALREADY_RUNNING, "process is already running".to_owned());
         }
-        match if is_continued { Ok(None) } else { self.foreign_pid(owned).await } {
+        let is_checked_at_launch = has_pid_file_of_agent(&owned.spec);
+        match if is_continued || is_checked_at_launch { Ok(None) } else { self.foreign_pid(owned).await } {
             Ok(None) => {}
             Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
             Err(why) => return failed(format!("nothing was started: {why}")),
         }
         self.launches.series = RestartSeries::default();
         let (given, hosted) = (self.state.given.clone(), self.state.hosted);
-        let reply = self.launch(owned, op_id, true).await;
+        let checks = LaunchChecks { start: true, foreign: is_checked_at_launch && !is_continued };
+        let reply = self.launch(owned, op_id, checks).await;
         // A failed start restores the registered spec and the supervision.
         (self.state.given, self.state.hosted) = match reply.0 {
             RowCode::DONE => (Some(owned.clone()), true),
             _ => (given, hosted),
         };
-        self.launches.failed = reply.0 != RowCode::DONE;
+        self.launches.failed = reply.0 != RowCode::DONE && !std::mem::take(&mut self.progress.is_refused);
         reply
     }
 
@@ -87,8 +90,13 @@ impl InstanceTask {
         }
     }
 
-    /// Launches the process. `check`: waits for the start check.
-    pub(super) async fn launch(&mut self, owned: &OwnedSpec, op_id: Option<String>, check: bool) -> OpReply {
+    /// Launches the process, and waits for its start check.
+    pub(super) async fn launch(
+        &mut self,
+        owned: &OwnedSpec,
+        op_id: Option<String>,
+        checks: LaunchChecks,
+    ) -> OpReply {
         if let Err(refused) = self.shared.check_policy(&self.key, &owned.spec).await {
             return failed(refused);
         }
@@ -119,7 +127,7 @@ impl InstanceTask {
         failpoint::point("intent-written");
         let mut traces = LaunchTraces::default();
         let begun =
-            self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group.clone(), check).await;
+            self.begin(owned, &intent.incarnation, intent.op_id.as_deref(), group.clone(), checks).await;
         let process = match begun {
             Ok(handle) => handle,
             Err(reply) => {
@@ -132,12 +140,21 @@ impl InstanceTask {
         // A group without a process refused the launch: it says nothing about the tree.
         let group = group.filter(|group| !group.processes().is_empty() || !group.remove_if_empty());
         let intent = LaunchIntent { group: group.as_ref().map(Cgroup::path), ..intent };
+        let is_operation = intent.op_id.is_some();
         self.record_launch(process, owned, intent, traces);
-        self.write(None).await;
-        failpoint::point("row-written");
-        self.report();
         let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-        if !check || owned.spec.monitor.auto_type != AutoType::Resident {
+        // Without a start check, the result of the operation is written next, with the state. Until then the intent is in
+        // the store, by which the next agent finds the process.
+        let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
+        let is_merged = is_operation && is_resident && secs == 0;
+        if !is_merged {
+            self.write(None).await;
+        }
+        failpoint::point("row-written");
+        if !is_merged {
+            self.report();
+        }
+        if !checks.start || owned.spec.monitor.auto_type != AutoType::Resident {
             return done();
         }
         let reply = self.stays_running(Duration::from_secs(secs.into())).await;
@@ -207,7 +224,12 @@ impl InstanceTask {
             return (RowCode::DONE, format!("success; {}", self.state.message));
         }
         let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
-        (RowCode::CHECK_FAILED, format!("process ended with {code} within {} s{output}", time.as_secs()))
+        // A start check of 0 s only waits for the program.
+        let when = match time.as_secs() {
+            0 => "right after its start".to_owned(),
+            secs => format!("within {secs} s"),
+        };
+        (RowCode::CHECK_FAILED, format!("process ended with {code} {when}{output}"))
     }
 
     /// The last lines of the output of a start that fails, for its message. Captured output is stored.
@@ -299,7 +321,7 @@ impl InstanceTask {
             }
             failpoint::point("down");
         }
-        let (given, reply) = (self.state.given.clone(), self.launch(owned, op_id, true).await);
+        let (given, reply) = (self.state.given.clone(), self.launch(owned, op_id, LaunchChecks::START).await);
         if reply.0 != RowCode::DONE {
             self.state.given = given;
             self.launches.failed = true;

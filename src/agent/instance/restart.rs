@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use super::adoption::not_owned;
 use super::history::ExitCause;
+use super::launch::LaunchChecks;
 use super::{InstanceTask, failed, read_clocks};
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
 use crate::agent::schedule::Schedule;
@@ -51,7 +52,7 @@ impl InstanceTask {
             self.report();
             return;
         }
-        let (code, message) = self.launch(&given, None, false).await;
+        let (code, message) = self.launch(&given, None, LaunchChecks::NONE).await;
         if code != RowCode::DONE {
             warn!(instance = %self.key, code = code.0, %message, "scheduled run failed");
             (self.state.message, self.state.started, self.launches.last) =
@@ -111,6 +112,7 @@ impl InstanceTask {
         self.write(None).await;
         self.observe_foreign_process().await;
         self.report();
+        self.forget_unregistered();
     }
 
     /// Steps the restart policy with an event, and performs its actions.
@@ -155,7 +157,7 @@ impl InstanceTask {
                     let foreign = if may_be_taken { self.foreign_successor(&given).await } else { Ok(None) };
                     let (code, message) = match foreign {
                         Ok(Some(pid)) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
-                        Ok(None) => self.launch(&given, None, false).await,
+                        Ok(None) => self.launch(&given, None, LaunchChecks::NONE).await,
                         Err(error) => failed(error),
                     };
                     if code == RowCode::DONE {

@@ -76,6 +76,12 @@ impl LogSources {
         self.outputs.rename(from, to);
     }
 
+    /// Forgets an instance that is not registered, and removes its stored outputs.
+    pub fn forget(&self, instance: &InstanceKey) {
+        self.specs().remove(instance);
+        self.outputs.remove(instance);
+    }
+
     fn get(&self, instance: &InstanceKey) -> Option<Arc<Spec>> {
         self.specs().get(instance).cloned()
     }

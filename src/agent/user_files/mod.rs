@@ -13,19 +13,22 @@ mod env_file;
 mod launch_check;
 mod log_files;
 mod pid_file;
+mod sums;
 mod walk;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::env_file::EnvFileError;
 pub use self::log_files::log_entry;
-pub use self::pid_file::{PidEntry, PidFile, remove_own_pid, write_own_pid};
+pub use self::pid_file::{ExistingPidFile, PidEntry, PidFile, remove_own_pid, write_own_pid};
+use self::sums::sum;
+pub use self::sums::{FileSum, own_sum};
 use self::walk::parent;
 pub use self::walk::{FileAccess, FileError, Folder, WalkRule, locate};
 use super::account::{Account, FileCredentials};
@@ -42,8 +45,6 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_PER_USER: usize = 8;
 /// Maximum size of an `env.file` and of an `env_file`.
 const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
-/// Maximum size of a file that is summed.
-const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
 /// Bytes at the end of a log that a message may show.
 const LOG_TAIL_BYTES: u64 = 4096;
 
@@ -69,6 +70,12 @@ impl UserFileError {
     pub fn is_missing(&self) -> bool {
         let UserFileError::Path { source: FileError::Io(error), .. } = self else { return false };
         error.kind() == io::ErrorKind::NotFound
+    }
+
+    /// Whether a file exists that must not.
+    pub fn is_existing(&self) -> bool {
+        let UserFileError::Path { source: FileError::Io(error), .. } = self else { return false };
+        error.kind() == io::ErrorKind::AlreadyExists
     }
 
     fn with_hint(mut self, more: String) -> UserFileError {
@@ -124,9 +131,6 @@ pub struct Rights {
     permits: Arc<UserPermits>,
     root_open_policy: RootOpenPolicy,
 }
-
-/// The length, modification time and md5 of a file when it was last read.
-pub type FileSum = (u64, SystemTime, String);
 
 impl Rights {
     pub fn new(account: Account, permits: Arc<UserPermits>, root_open_policy: RootOpenPolicy) -> Rights {
@@ -463,36 +467,6 @@ fn small_text(path: &Path, rule: WalkRule) -> Result<String, FileError> {
         return Err(FileError::TooLarge(MAX_ENV_FILE_BYTES));
     }
     String::from_utf8(bytes).map_err(|_| FileError::Content("is not valid UTF-8"))
-}
-
-fn sum(path: &Path, rule: WalkRule, known: Option<&FileSum>) -> Result<FileSum, FileError> {
-    use md5::{Digest, Md5};
-    let (folder, name) = parent(path, rule, false)?;
-    let file = folder.open(&name, FileAccess::Compare)?;
-    let meta = file.metadata()?;
-    let (length, modified) = (meta.len(), meta.modified()?);
-    if length > MAX_SUMMED_FILE_BYTES {
-        return Err(FileError::TooLarge(MAX_SUMMED_FILE_BYTES));
-    }
-    if let Some(known) = known.filter(|known| (known.0, known.1) == (length, modified)) {
-        return Ok(known.clone());
-    }
-    let (mut digest, mut piece) = (Md5::new(), vec![0; 64 << 10]);
-    // Reads the length at open time: a file that grows gets another sum next time.
-    let mut file = file.take(length);
-    loop {
-        match file.read(&mut piece)? {
-            0 => break,
-            count => digest.update(&piece[..count]),
-        }
-    }
-    let sum = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok((length, modified, sum))
-}
-
-/// The md5 of a file that the calling process can read. Follows all links.
-pub fn own_sum(path: &Path) -> Option<String> {
-    sum(path, WalkRule::Any, None).ok().map(|(_, _, sum)| sum)
 }
 
 #[cfg(test)]

@@ -23,6 +23,14 @@ pub enum PidEntry {
     None(String),
 }
 
+/// Whether a launch replaces an existing pid file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExistingPidFile {
+    Replace,
+    /// It may name a running process, which the agent did not launch.
+    Refuse,
+}
+
 /// A prepared pid file: its directory is open, and a temporary file exists.
 pub struct PidFile {
     path: PathBuf,
@@ -36,8 +44,14 @@ pub struct PidFile {
 
 impl Rights {
     /// Performs all steps that can fail for missing rights, before the process is created. Blocks.
-    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, UserFileError> {
-        self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| self.explain_pid_file(path, error))
+    pub fn prepare_pid_file(
+        &self,
+        path: &Path,
+        existing: ExistingPidFile,
+    ) -> Result<Arc<PidFile>, UserFileError> {
+        self.with(path, move |path, rule| PidFile::prepare(path, rule, existing))
+            .map(Arc::new)
+            .map_err(|error| self.explain_pid_file(path, error))
     }
 
     pub(super) fn explain_pid_file(&self, path: &Path, error: FileError) -> UserFileError {
@@ -93,7 +107,8 @@ impl Rights {
         let _ = removed.await;
     }
 
-    fn pid_in(&self, path: &Path) -> Result<PidEntry, UserFileError> {
+    /// As [`Rights::read_pid_file`]. Blocks.
+    pub fn pid_in(&self, path: &Path) -> Result<PidEntry, UserFileError> {
         let shown = path.display();
         let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
@@ -147,8 +162,8 @@ impl Rights {
 }
 
 /// Writes the pid of this process, which has its user's rights. Blocks.
-pub fn write_own_pid(path: &Path) -> Result<(), FileError> {
-    PidFile::prepare(path, WalkRule::Any)?.write(std::process::id())
+pub fn write_own_pid(path: &Path, existing: ExistingPidFile) -> Result<(), FileError> {
+    PidFile::prepare(path, WalkRule::Any, existing)?.write(std::process::id())
 }
 
 /// Removes the file of [`write_own_pid`], unless it names another process. Blocks.
@@ -193,10 +208,13 @@ pub(super) fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Resu
 }
 
 impl PidFile {
-    fn prepare(path: &Path, rule: WalkRule) -> Result<PidFile, FileError> {
+    fn prepare(path: &Path, rule: WalkRule, existing: ExistingPidFile) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
         // Fails before the launch, not after it. Only a pid file is replaced: a wrong path must not destroy another file.
         let replaced = folder.kind(&name)?;
+        if replaced.is_some() && existing == ExistingPidFile::Refuse {
+            return Err(FileError::Io(io::ErrorKind::AlreadyExists.into()));
+        }
         if let Some(stat) = &replaced {
             is_replaceable(&folder, &name, stat)?;
         }

@@ -33,7 +33,8 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     let log = folder.path().join("app.log");
     assert!(rights("nobody", never()).open_log(&log, "app").is_err(), "not listed");
     let refused = |name: &str| {
-        let prepared = rights("nobody", never()).prepare_pid_file(&folder.path().join(name));
+        let prepared =
+            rights("nobody", never()).prepare_pid_file(&folder.path().join(name), ExistingPidFile::Replace);
         prepared.err().expect("not listed").to_string()
     };
     let (plain, strange) = (refused("api.pid"), refused("$(x).pid"));
@@ -45,7 +46,8 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     file.write_all(b"hello\n").expect("it is open for writing");
     let meta = file.metadata().expect("a file");
     assert_eq!((meta.uid(), meta.mode() & 0o777), (0, 0o640));
-    let pid_file = listed.prepare_pid_file(&folder.path().join("app.pid")).expect("listed");
+    let pid_file =
+        listed.prepare_pid_file(&folder.path().join("app.pid"), ExistingPidFile::Replace).expect("listed");
     listed.write_pid_file(&pid_file, 4242).expect("listed");
     assert_eq!(std::fs::read_to_string(folder.path().join("app.pid")).expect("a file"), "4242\n");
     // A component that another user can write, a second hard link, a path with `..`.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -14,11 +15,13 @@ use crate::backend::{BackendError, InstanceQuery};
 use crate::clock;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
-use crate::model::{Dialect, Observed, ObservedInstance};
+use crate::model::{Dialect, Observed, ObservedInstance, Time};
 use crate::retry_delay::RetryDelay;
 
 /// Maximum instances per call.
 const BATCH: usize = 1000;
+/// Maximum calls in flight.
+const MAX_CALLS: usize = 4;
 /// Timeout for the rows of one call.
 const TIME: Duration = Duration::from_secs(10);
 /// Interval between two polls: first and maximum.
@@ -37,24 +40,41 @@ impl Abide {
     /// An instance without a final row is unknown.
     pub(super) async fn status_of(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
         let mut observed = Observed { at: clock::now(), ..Observed::default() };
-        for chunk in subjects.chunks(BATCH) {
-            let rows = self.status_rows(chunk).await?;
+        let chunks: Vec<&[InstanceQuery]> = subjects.chunks(BATCH).collect();
+        for group in chunks.chunks(MAX_CALLS) {
+            // Not a closure: its future would not be `Send` for every lifetime.
+            let mut calls = Vec::new();
+            for chunk in group {
+                calls.push(self.status_rows(chunk));
+            }
+            let replies = try_join_all(calls).await?;
             let replied = clock::now();
-            for InstanceQuery { instance, .. } in chunk {
-                let row = rows.get(&keys::v2(&instance.host, &instance.process()));
-                let unknown = || ObservedInstance { unknown: true, ..ObservedInstance::default() };
-                let seen = match row.map(|row| (RowCode(row.error_code), row)) {
-                    Some((RowCode::DONE, row)) => live(&row.content, observed.at, replied),
-                    Some((RowCode::AGENT_MISSING, row)) => {
-                        observed.gaps.insert(instance.host.clone(), row.error_msg.clone());
-                        continue;
-                    }
-                    Some(_) | None => unknown(),
-                };
-                observed.instances.insert(instance.clone(), seen);
+            for (chunk, rows) in group.iter().zip(replies) {
+                Abide::add_rows(&mut observed, chunk, &rows, replied);
             }
         }
         Ok(observed)
+    }
+
+    fn add_rows(
+        observed: &mut Observed,
+        chunk: &[InstanceQuery],
+        rows: &HashMap<String, StatusWire>,
+        replied: Time,
+    ) {
+        for InstanceQuery { instance, .. } in chunk {
+            let row = rows.get(&keys::v2(&instance.host, &instance.process()));
+            let unknown = || ObservedInstance { unknown: true, ..ObservedInstance::default() };
+            let seen = match row.map(|row| (RowCode(row.error_code), row)) {
+                Some((RowCode::DONE, row)) => live(&row.content, observed.at, replied),
+                Some((RowCode::AGENT_MISSING, row)) => {
+                    observed.gaps.insert(instance.host.clone(), row.error_msg.clone());
+                    continue;
+                }
+                Some(_) | None => unknown(),
+            };
+            observed.instances.insert(instance.clone(), seen);
+        }
     }
 
     async fn status_rows(

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::super::{BackendError, Refusal, RefusalReason};
 use crate::gse::codes::EnvelopeCode;
-use crate::http::{ApiClient, ApiEndpoint, CallError, ClientError};
+use crate::http::{ApiClient, ApiCredentials, ApiEndpoint, CallError, ClientError};
 use crate::model::Dialect;
 use crate::retry_delay::RetryDelay;
 
@@ -63,10 +63,11 @@ impl Transport {
             Dialect::GseV1 | Dialect::GseV2 | Dialect::Job => true,
             Dialect::GseApigw | Dialect::Abide => false,
         };
-        if in_body {
-            credentials.insert("bk_app_code".to_owned(), access.code.clone().into());
-            credentials.insert("bk_app_secret".to_owned(), access.secret.clone().into());
-            let name = access.username.clone().unwrap_or_else(|| "admin".to_owned());
+        // The config file refuses tokens of people for platforms.
+        if in_body && let ApiCredentials::App { code, secret, username } = &access.credentials {
+            credentials.insert("bk_app_code".to_owned(), code.clone().into());
+            credentials.insert("bk_app_secret".to_owned(), secret.clone().into());
+            let name = username.clone().unwrap_or_else(|| "admin".to_owned());
             credentials.insert("bk_username".to_owned(), name.into());
         }
         let least = pace.qps.filter(|qps| *qps > 0.0).map_or(Duration::ZERO, |qps| {

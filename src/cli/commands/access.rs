@@ -1,20 +1,25 @@
-//! `abide access`: evaluates an apps file, without a gateway.
+//! `abide access`: evaluates an apps file or a users file, without a gateway, and makes digests of tokens.
 
-use std::path::PathBuf;
+use std::io::{BufRead, Read};
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use crate::cli::args::InvalidValue;
+use crate::access::apps::Apps;
+use crate::access::{
+    AccessRequest, AccessRole, CredentialsFileError, MIN_TOKEN_CHARS, authorize, token_digest,
+};
+use crate::cli::args::{InvalidValue, PlainForm, parse_switch};
 use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::access::forbidden;
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::contract::{self, TokenHash};
 use crate::error_chain::chain;
-use crate::gateway::access::{AccessRequest, AccessRole, authorize};
-use crate::gateway::apps::Apps;
+use crate::ids::fresh_secret;
 use crate::model::{HostKey, Name, ProcessKey};
 
-/// Check what an app of a gateway may do
+/// Check what an app or a person may do, and hash tokens of people
 #[derive(Debug, clap::Args)]
 pub struct AccessArgs {
     #[command(subcommand)]
@@ -23,19 +28,35 @@ pub struct AccessArgs {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum AccessVerb {
-    /// Check whether an app may run a verb, from the apps file alone
+    /// Check whether an app or a person may run a verb, from the file alone
     ///
-    /// Exits with 0 if the app may, and with 77 if it lacks a grant, which the message names.
+    /// Exits with 0 if the caller may, and with 77 if it lacks a grant, which the message names.
     #[command(
-        after_help = "Examples:\n  abide access check ci-web apply web --owner web-team --apps apps.yaml\n  abide access check ci-web stop web/api --host 0:10.0.0.7 --user www --apps apps.yaml"
+        after_help = "Examples:\n  abide access check ci-web apply web --owner web-team --apps apps.yaml\n  abide access check ci-web stop web/api --host 0:10.0.0.7 --user www --apps apps.yaml\n  abide access check ann pause web --users users.yaml"
     )]
     Check(CheckArgs),
+    /// Print the digest of a person's token for the users file
+    ///
+    /// Reads the token from stdin. The digest is SHA-256 in hex, the value of `token_sha256`. A token with fewer than 16
+    /// characters is refused.
+    #[command(after_help = "Examples:\n  abide access hash < token\n  abide access hash --generate")]
+    Hash(HashArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct HashArgs {
+    /// Make a random token, and print it and its digest: it is shown once
+    #[arg(long, env = "ABIDE_HASH_GENERATE", value_parser = parse_switch)]
+    pub generate: bool,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_HASH_OUTPUT", value_name = "FORMAT")]
+    pub output: PlainForm,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Code of the app
-    #[arg(value_name = "APP")]
+    /// Code of the app, or name of the person
+    #[arg(value_name = "APP|PERSON")]
     pub app: String,
     /// Verb of the command line
     #[arg(value_name = "VERB", value_enum)]
@@ -53,9 +74,15 @@ pub struct CheckArgs {
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
     pub owner: Vec<String>,
     /// Apps file of the gateway
-    #[arg(long, value_name = "FILE", env = "ABIDE_APPS")]
-    pub apps: PathBuf,
+    #[arg(long, value_name = "FILE", env = "ABIDE_APPS", required_unless_present = "users")]
+    pub apps: Option<PathBuf>,
+    /// Users file of the gateway or the controller: check a person
+    #[arg(long, value_name = "FILE", env = "ABIDE_USERS", conflicts_with = "apps")]
+    pub users: Option<PathBuf>,
 }
+
+/// Maximum bytes of a token on stdin.
+const MAX_TOKEN_BYTES: u64 = 4096;
 
 /// A namespace, or `*`.
 #[derive(Clone, Debug)]
@@ -145,14 +172,22 @@ impl CheckedVerb {
 pub fn run(args: &AccessArgs, printer: &Printer) -> Result<Exit, Failure> {
     match &args.verb {
         AccessVerb::Check(args) => check(args, printer),
+        AccessVerb::Hash(args) => hash(args, printer),
     }
 }
 
 fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let apps = Apps::read(&args.apps).map_err(|error| Failure::new(Exit::Usage, chain(&error)))?;
-    let app = apps.find(&args.app).ok_or_else(|| unknown(args, &apps))?;
+    let invalid = |error: CredentialsFileError| Failure::new(Exit::Usage, chain(&error));
+    let (apps, file) = match (&args.users, &args.apps) {
+        (Some(file), _) => (Apps::read_people(file).map_err(invalid)?, file),
+        (None, Some(file)) => (Apps::read(file).map_err(invalid)?, file),
+        (None, None) => return Err(Failure::new(Exit::Usage, "pass --apps FILE or --users FILE")),
+    };
+    let found = if args.users.is_some() { apps.find_person(&args.app) } else { apps.find(&args.app) };
+    let app = found.ok_or_else(|| unknown(args, file, &apps))?;
+    let caller = &app.grant().principal;
     if let Some(at) = app.expired(clock::now()) {
-        return Err(forbidden(format!("app {}: its secret expired at {at}", visible(&args.app))));
+        return Err(forbidden(format!("{caller}: its secret expired at {at}")));
     }
     let NamespaceArg(namespace) = &args.subject;
     let request = AccessRequest {
@@ -174,12 +209,43 @@ fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
         _ => Ok(()),
     });
     checked.map_err(|missing| forbidden(missing.to_string()))?;
-    printer.data(&format!("app {} may\n", visible(&args.app)));
+    printer.data(&format!("{caller} may\n"));
     Ok(Exit::Done)
 }
 
-fn unknown(args: &CheckArgs, apps: &Apps) -> Failure {
-    let known: Vec<String> = apps.codes().map(visible).collect();
-    let message = format!("{} has no app {}", args.apps.display(), visible(&args.app));
-    forbidden(message).hint(format!("its apps: {}", known.join(", ")))
+fn unknown(args: &CheckArgs, file: &Path, apps: &Apps) -> Failure {
+    let known: Vec<String> = apps.principals().map(|one| visible(one.name())).collect();
+    let (one, many) = if args.users.is_some() { ("person", "people") } else { ("app", "apps") };
+    let message = format!("{} has no {one} {}", file.display(), visible(&args.app));
+    forbidden(message).hint(format!("its {many}: {}", known.join(", ")))
+}
+
+fn hash(args: &HashArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let usage = |why: String| Failure::new(Exit::Usage, why);
+    let token = match args.generate {
+        true => fresh_secret(),
+        false => {
+            let mut line = String::new();
+            let read = std::io::stdin().lock().take(MAX_TOKEN_BYTES).read_line(&mut line);
+            read.map_err(|error| usage(format!("cannot read the token from stdin: {error}")))?;
+            line.trim().to_owned()
+        }
+    };
+    if token.chars().count() < MIN_TOKEN_CHARS {
+        let message =
+            format!("the token has fewer than {MIN_TOKEN_CHARS} characters: its digest could be guessed");
+        return Err(usage(message).hint("--generate makes a random token"));
+    }
+    let digest = token_digest(&token);
+    let shown = Some(token).filter(|_| args.generate);
+    match (args.output, shown) {
+        (PlainForm::Json, token) => {
+            printer.data(&contract::pretty(&TokenHash { token, token_sha256: digest }));
+        }
+        (PlainForm::Text, None) => printer.data(&format!("{digest}\n")),
+        (PlainForm::Text, Some(token)) => {
+            printer.data(&format!("token:        {token}\ntoken_sha256: {digest}\n"));
+        }
+    }
+    Ok(Exit::Done)
 }

@@ -186,7 +186,9 @@ fn line(entry: &AuditEntry) -> String {
     let AuditEntry { time, who, what, purpose, result, .. } = entry;
     let mut parts = vec![visible(time), visible(&result.status)];
     let user = if who.user.is_empty() { String::new() } else { format!(" ({})", who.user) };
-    parts.push(visible(&format!("{} {}{user}", who.kind, who.name)));
+    // The name of a person begins with its kind.
+    let kind = if who.kind == "person" { String::new() } else { format!("{} ", who.kind) };
+    parts.push(visible(&format!("{kind}{}{user}", who.name)));
     parts.extend(Some(format!("from {}", visible(&who.peer))).filter(|_| !who.peer.is_empty()));
     parts.push(match entry.event {
         AuditEvent::Login => "login".to_owned(),

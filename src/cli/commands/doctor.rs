@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::access::{AccessRole, Grant, Principal};
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
 use crate::backend::{AnyBackend, Backend, BackendError, RefusalReason};
 use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
@@ -199,30 +200,33 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// The grant of the app, and the end of its secret.
+/// The grant of the app or person, and the end of its secret.
 fn access(info: &AccessInfo) -> Vec<Finding> {
     const SOON_MS: i64 = 14 * 24 * 3_600_000;
-    let app = &info.app;
+    let caller = Grant::from(info.clone()).principal;
+    let is_person = matches!(caller, Principal::Person(_));
     let list = |names: &[String]| names.join(", ");
     let mut findings = vec![Finding::Well(format!(
-        "app {app} has role {}, namespaces {}, hosts {}, owners {}",
+        "{caller} has role {}, namespaces {}, hosts {}, owners {}",
         info.role,
         list(&info.namespaces),
         list(&info.hosts),
         info.owners.as_deref().map_or("any".to_owned(), list),
     ))];
-    if info.users.is_none() {
+    let (file, secrets) = if is_person { ("users file", "tokens") } else { ("apps file", "secrets") };
+    // A person with role read runs nothing.
+    if info.users.is_none() && !(is_person && info.role == AccessRole::Read.word()) {
         findings.push(Finding::Warning(
-            format!("app {app} has no `users`: its processes may run as any account, also root"),
-            "list the accounts of its processes in the gateway's apps file: `users: [www]`".to_owned(),
+            format!("{caller} has no `users`: its processes may run as any account, also root"),
+            format!("list the accounts of its processes in the gateway's {file}: `users: [www]`"),
         ));
     }
     if let Some(at) = info.expires.as_deref().and_then(clock::read)
         && at.0.saturating_sub(clock::now().0) < SOON_MS
     {
         findings.push(Finding::Warning(
-            format!("the secret of app {app} expires at {at}"),
-            "add a second secret to the gateway's apps file (`secrets:`), and use that one here".to_owned(),
+            format!("the secret of {caller} expires at {at}"),
+            format!("add a second secret to the gateway's {file} (`{secrets}:`), and use that one here"),
         ));
     }
     findings

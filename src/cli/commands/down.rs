@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::manual::operate::print_results;
-use crate::cli::commands::up::{count_running, unsupervised_message};
+use crate::cli::commands::up::{count_left_running, count_running, unsupervised_message};
 use crate::cli::local::Home;
 use crate::cli::output::print::{Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
@@ -47,7 +47,11 @@ pub fn run(args: &DownArgs, printer: &Printer) -> Result<Exit, Failure> {
             printer.info(&format!("local system stopped; {}", unsupervised_message(running)));
         }
         true => printer.info("local system stopped"),
-        false => printer.info("the local system is not running"),
+        false => {
+            let left = runtime()?.block_on(count_left_running(&home));
+            let also = if left > 0 { format!("; {}", unsupervised_message(left)) } else { String::new() };
+            printer.info(&format!("the local system is not running{also}"));
+        }
     }
     Ok(Exit::Done)
 }

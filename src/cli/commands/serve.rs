@@ -14,12 +14,13 @@ use tracing::info;
 use crate::cli::args::{InvalidValue, parse_switch};
 use crate::cli::fleet_ca::FleetArgs;
 use crate::cli::output::print::Printer;
+use crate::cli::people::{PeopleArgs, read_users};
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::audit::{AuditLog, AuditSettings};
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_reports, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
@@ -31,6 +32,7 @@ use crate::store::{Embedded, Error};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
+    --users             users: [{name: NAME, token_sha256: HEX, role: read|operate|admin, namespaces: [\"*\"]}]\n  \
     --agent-token-file  lines CLOUD:IP TOKEN, or * TOKEN for any host; TOKEN may be sha256:HEX"
 )]
 pub struct ServeArgs {
@@ -43,6 +45,8 @@ pub struct ServeArgs {
     /// File of apps: credentials of clients and their namespaces
     #[arg(long, env = "ABIDE_APPS", value_name = "FILE")]
     pub apps: PathBuf,
+    #[command(flatten)]
+    pub people: PeopleArgs,
     /// File of agent tokens
     #[arg(long, env = "ABIDE_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub agent_token_file: Option<PathBuf>,
@@ -123,11 +127,15 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
 async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
-    let file = args.apps.clone();
-    let apps = watch_file(vec![file.clone()], move || {
+    let (file, users) = (args.apps.clone(), args.people.users.clone());
+    let files = std::iter::once(file.clone()).chain(users.clone()).collect();
+    let apps = watch_file(files, move || {
         let apps = Apps::read(&file)?;
         require_private(&file)?;
-        Ok::<_, CredentialsFileError>(apps)
+        Ok::<_, CredentialsFileError>(match &users {
+            Some(users) => apps.with_people(read_users(users)?),
+            None => apps,
+        })
     });
     let apps = apps.map_err(|error| failed(chain(&error)))?;
     let tokens = match &args.agent_token_file {
@@ -169,7 +177,7 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
-    let authenticator = Authenticator::new(apps, tokens);
+    let authenticator = Authenticator::new(apps, tokens).with_proxy(args.people.proxy());
     let no_routes = |_: &Arc<Gateway<Embedded>>, _| Router::new();
     let gateway = RunningGateway::start(
         (store, audit),
@@ -274,7 +282,7 @@ pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
     private_folder(folder)?;
     let file = folder.join("store.db");
     private_file(&file)?;
-    let store = Embedded::open_alone_trimmed(&file, &excess_reports).map_err(|error| match error {
+    let store = Embedded::open_alone_trimmed(&file, &excess_entries).map_err(|error| match error {
         Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::cli::args::{PlainForm, parse_switch};
 use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::commands::rollback::describe_pin;
+use crate::cli::commands::up::{count_left_running, unsupervised_message};
 use crate::cli::commands::watch::source::short_id;
 use crate::cli::declared_names::DeclaredNames;
 use crate::cli::local::Home;
@@ -40,10 +41,22 @@ pub struct StatusArgs {
     pub output: PlainForm,
 }
 
+/// The status of a local system that does not run, with the processes that it left running.
+fn not_running_text(target: &TargetArgs) -> Result<String, Failure> {
+    let mut text = "the local system is not running: no process is supervised\n".to_owned();
+    if target.target == "local" {
+        let left = runtime()?.block_on(count_left_running(&Home::find()?));
+        if left > 0 {
+            text.push_str(&format!("{}\n", unsupervised_message(left)));
+        }
+    }
+    Ok(text)
+}
+
 pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.target.connect(LocalStart::Never)? else {
         match args.output {
-            PlainForm::Text => printer.styled("the local system is not running: no process is supervised\n"),
+            PlainForm::Text => printer.styled(&not_running_text(&args.target)?),
             PlainForm::Json => printer.data(&contract::compact(&TargetDown { running: false })),
         }
         // An earlier local system left processes that are not supervised now.

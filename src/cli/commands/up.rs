@@ -19,7 +19,8 @@ use crate::cli::commands::watch as watch_over;
 use crate::cli::commands::watch::source::WatchSource;
 use crate::cli::local::{APP, Home, ServerLock};
 use crate::cli::output::print::{Printer, count};
-use crate::cli::status_server::{Notifiers, NotifyArgs, default_access};
+use crate::cli::people::{PeopleArgs, read_users};
+use crate::cli::status_server::{Notifiers, NotifyArgs, default_access, with_people};
 use crate::cli::systemd::Systemd;
 use crate::cli::target::{LocalStart, TargetArgs};
 use crate::cli::{Exit, Failure};
@@ -30,7 +31,7 @@ use crate::gateway::audit::AuditSettings;
 use crate::gateway::auth::{Apps, Authenticator, Tokens};
 use crate::gateway::middleware::Limits;
 use crate::gateway::{FleetTrust, Gateway};
-use crate::http::{ClientConfig, Reloadable, bind};
+use crate::http::{ClientConfig, Reloadable, bind, watch_file};
 use crate::manifest;
 use crate::model::HostKey;
 use crate::store::Embedded;
@@ -67,6 +68,8 @@ pub struct UpArgs {
     pub limits: LimitArgs,
     #[command(flatten)]
     pub tell: NotifyArgs,
+    #[command(flatten)]
+    pub people: PeopleArgs,
     /// Set by verbs that start the local system on demand
     #[arg(long, hide = true, value_parser = parse_switch)]
     pub background: bool,
@@ -100,7 +103,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(|error| failed(chain(&error)))?;
     policy.log();
     let Some(_served) = server_lock(&home, args.background, printer)? else { return Ok(Exit::Done) };
-    let authenticator = local_authenticator(&home)?;
+    let authenticator = local_authenticator(&home, &args.people)?;
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open_store(&home.path("gateway"))?;
@@ -113,9 +116,13 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
         }
     };
     let state = Reloadable::fixed(store.clone());
-    let routes = |gateway: &Arc<Gateway<Embedded>>, address| match &notifiers {
+    let page_access = || with_people(default_access(args.listen, printer), &args.people);
+    let access = notifiers.as_ref().map(|_| page_access()).transpose()?;
+    let routes = |gateway: &Arc<Gateway<Embedded>>, address| match notifiers.as_ref().zip(access) {
         None => Router::new(),
-        Some(notifiers) => dashboard_routes(notifiers, gateway, state, default_access(address, printer)),
+        Some((notifiers, access)) => {
+            dashboard_routes(notifiers, gateway, state, AccessControl { listen: address, ..access })
+        }
     };
     let gateway = RunningGateway::start(
         (store, audit),
@@ -184,14 +191,22 @@ fn server_lock(home: &Home, background: bool, printer: &Printer) -> Result<Optio
     }
 }
 
-/// Accepts the credentials that are stored in the folder of the local system.
-fn local_authenticator(home: &Home) -> Result<Authenticator, Failure> {
+/// Accepts the credentials that are stored in the folder of the local system, and people of a users file.
+fn local_authenticator(home: &Home, people: &PeopleArgs) -> Result<Authenticator, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let (secret, token) = (home.secret("secret")?, home.secret("token")?);
     let apps = Apps::parse(&format!("apps: [{{code: {APP}, secret: {secret}}}]"))
         .map_err(|error| failed(error.to_string()))?;
     let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
-    Ok(Authenticator::new(Reloadable::fixed(apps), Reloadable::fixed(tokens)))
+    let apps = match people.users.clone() {
+        None => Reloadable::fixed(apps),
+        Some(file) => {
+            let read = move || read_users(&file).map(|people| apps.clone().with_people(people));
+            let files = people.users.iter().cloned().collect();
+            watch_file(files, read).map_err(|error| failed(format!("--users: {}", chain(&error))))?
+        }
+    };
+    Ok(Authenticator::new(apps, Reloadable::fixed(tokens)).with_proxy(people.proxy()))
 }
 
 pub fn unsupervised_message(running: usize) -> String {
@@ -260,6 +275,15 @@ pub async fn count_running() -> usize {
     let observed = tokio::time::timeout(Duration::from_secs(2), live.observe_all()).await;
     let Ok(Ok(observed)) = observed else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
+}
+
+/// The number of processes that the local system left running when it ended.
+pub async fn count_left_running(home: &Home) -> usize {
+    let folder = home.path("agent");
+    if !folder.join("agent.db").is_file() {
+        return 0;
+    }
+    crate::agent::left_running(&folder).await.map_or(0, |(running, _)| running)
 }
 
 /// The agent of this machine, in this process.

@@ -1,4 +1,4 @@
-//! Access of the app of a target: refusals as failures with exit code 77, and checks before the first change.
+//! Access of the app or person of a target: refusals as failures with exit code 77, and checks before the first change.
 //!
 //! The gateway decides. The checks here only report a refusal earlier, before a plan is executed.
 
@@ -14,7 +14,7 @@ use crate::reconcile::Rules;
 pub const FORBIDDEN: &str = "Forbidden";
 
 /// Hint for a call that the credentials do not permit; the error names the missing grant.
-pub const FORBIDDEN_HINT: &str = "the gateway's apps file grants it: `abide access check` evaluates that file; or use another app (auth.app_code)";
+pub const FORBIDDEN_HINT: &str = "the gateway's apps file or users file grants it: `abide access check` evaluates these files; or use other credentials (auth)";
 
 /// The failure of a call that the credentials do not permit.
 pub fn forbidden(message: impl Into<String>) -> Failure {

@@ -12,7 +12,7 @@ use super::config_files::Definition;
 use crate::backend::{Abide, AnyBackend, Business, Pace, Platform};
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
-use crate::http::{AddressError, ApiEndpoint, ClientConfig, ClientError};
+use crate::http::{AddressError, ApiCredentials, ApiEndpoint, ClientConfig, ClientError};
 use crate::model::Dialect;
 
 #[derive(Debug, Default, Deserialize)]
@@ -94,9 +94,32 @@ enum HeaderFrom {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Auth {
-    app_code: String,
-    app_secret: SecretFrom,
+    app_code: Option<String>,
+    app_secret: Option<SecretFrom>,
     username: Option<String>,
+    /// The token of a person in the users file of an Abide gateway.
+    token: Option<SecretFrom>,
+}
+
+impl Auth {
+    fn credentials(&self, target: &str, dialect: Dialect) -> Result<ApiCredentials, Failure> {
+        let wrong = |why: &str| Failure::new(Exit::Usage, format!("target {target:?}: auth: {why}"));
+        match (&self.app_code, &self.app_secret, &self.token) {
+            (Some(code), Some(secret), None) => Ok(ApiCredentials::App {
+                code: code.clone(),
+                secret: secret.read(target, "auth.app_secret")?,
+                username: self.username.clone(),
+            }),
+            (None, None, Some(_)) if dialect != Dialect::Abide => {
+                Err(wrong("only dialect abide has tokens of people: use app_code and app_secret"))
+            }
+            (None, None, Some(_)) if self.username.is_some() => {
+                Err(wrong("username belongs to an app: the gateway knows the name of a token's person"))
+            }
+            (None, None, Some(token)) => Ok(ApiCredentials::Token(token.read(target, "auth.token")?)),
+            _ => Err(wrong("must have app_code and app_secret of an app, or token of a person")),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,9 +195,7 @@ impl Entry {
         headers.extend(self.tenant.clone().map(|tenant| ("X-Bk-Tenant-Id".to_owned(), tenant)));
         Ok(ApiEndpoint {
             url: self.url.clone(),
-            code: auth.app_code.clone(),
-            secret: auth.app_secret.read(name, "auth.app_secret")?,
-            username: auth.username.clone(),
+            credentials: auth.credentials(name, self.dialect(name)?)?,
             client_config: calling,
         })
     }

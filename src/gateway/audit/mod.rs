@@ -16,6 +16,7 @@ mod chain;
 mod files;
 mod query;
 mod record;
+mod repeats;
 mod scope;
 mod tasks;
 mod throttle;
@@ -37,7 +38,7 @@ pub use chain::ChainHash;
 pub use query::{AuditQuery, read_page};
 pub(super) use record::{AnswerCodes, RequestLog};
 use throttle::AuditThrottle;
-pub(super) use throttle::ThrottledEvent;
+pub(super) use throttle::{RepeatedEvent, ThrottledEvent};
 pub use verify::verify;
 use writer::{AuditWriter, SyncedChain, WriterMessage, WriterState};
 
@@ -139,6 +140,16 @@ impl AuditLog {
     /// Whether an event gets an entry: the number of similar ones without an entry.
     pub(super) fn admit(&self, event: ThrottledEvent) -> Option<u64> {
         self.throttle.admit(event, Instant::now())
+    }
+
+    /// The same for an event that is mostly repeated.
+    pub(super) fn admit_repeated(&self, event: RepeatedEvent<'_>) -> Option<u64> {
+        self.throttle.admit_repeated(event, Instant::now())
+    }
+
+    /// Whether an event had its entry recently. Takes no lock.
+    pub(super) fn is_repeated(&self, event: RepeatedEvent<'_>) -> bool {
+        self.throttle.is_repeated(event, Instant::now())
     }
 
     /// Whether entries cannot be written.

@@ -7,12 +7,14 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
-use super::{AuditLog, ThrottledEvent, timestamp};
+use super::{AuditLog, RepeatedEvent, ThrottledEvent, timestamp};
 use crate::contract::{
     AuditAction, AuditCaller, AuditEntry, AuditEvent, AuditFailedRow, AuditInstances, AuditOutcome,
     AuditPurpose, StoreRequest,
 };
+use crate::gateway::apps::App;
 use crate::gateway::auth::header_user;
+use crate::gateway::middleware::peer_of;
 use crate::gateway::namespace_limits::NamespaceGate;
 use crate::gateway::routes::ApiCall;
 use crate::gateway::tasks::instance;
@@ -100,11 +102,21 @@ impl RequestLog {
         }
     }
 
-    /// Reads the user and the purpose in the headers. They are claims of the caller.
-    pub fn read_claims(&mut self, headers: &HeaderMap) {
-        if self.as_user.is_empty() {
+    /// The app or person whose credentials were proved.
+    pub fn set_caller(&mut self, app: &App) {
+        self.who.clone_from(&app.code);
+        self.kind = app.grant().principal.kind();
+    }
+
+    /// Reads the user in the headers, as the app claims. A person acts for no other user.
+    pub fn read_user(&mut self, headers: &HeaderMap) {
+        if self.as_user.is_empty() && self.kind != "person" {
             self.as_user = header_user(headers).unwrap_or_default();
         }
+    }
+
+    /// Reads the purpose in the headers, as the caller claims.
+    pub fn read_purpose(&mut self, headers: &HeaderMap) {
         if !self.purpose.is_empty() {
             return;
         }
@@ -233,10 +245,24 @@ impl RequestLog {
         parts.join("; ")
     }
 
+    /// The login of an app or a person. Agents have an entry for each session.
+    fn login(&self, ip: IpAddr) -> Option<RepeatedEvent<'_>> {
+        let is_login = matches!(self.kind, "app" | "person") && !self.who.is_empty();
+        is_login.then_some(RepeatedEvent::Login(&self.who, ip))
+    }
+
+    /// Whether an answered request has no entry: neither its own nor a login. Most reads end here, without a lock.
+    pub fn is_without_entry(&self, audit: &AuditLog, parts: &Parts, answer: AnswerCodes) -> bool {
+        if self.changes || self.reads.is_some() || answer.is_refused() {
+            return false;
+        }
+        self.login(peer_of(parts)).is_none_or(|login| audit.is_repeated(login))
+    }
+
     /// Writes the entry of an answered request. A change waits for its line.
     pub async fn write(mut self, audit: &AuditLog, parts: &Parts, answer: AnswerCodes, message: &str) {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
-        let ip = peer.map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip());
+        let ip = peer_of(parts);
         let (code, is_refused) = (answer.code, answer.is_refused());
         let (event, admitted) = match () {
             () if self.who.is_empty() && is_refused => {
@@ -250,21 +276,20 @@ impl RequestLog {
             () if self.changes => (AuditEvent::Change, Some(0)),
             () => match &self.reads {
                 Some(read) => {
-                    let event = ThrottledEvent::Read(self.who.clone(), ip, read.clone());
-                    (AuditEvent::Read, audit.admit(event))
+                    (AuditEvent::Read, audit.admit_repeated(RepeatedEvent::Read(&self.who, ip, read)))
                 }
                 None => (AuditEvent::Login, None),
             },
         };
-        let is_login = self.kind == "app" && !self.who.is_empty();
-        if is_login && let Some(suppressed) = audit.admit(ThrottledEvent::Login(self.who.clone(), ip)) {
-            self.read_claims(&parts.headers);
+        if let Some(suppressed) = self.login(ip).and_then(|login| audit.admit_repeated(login)) {
+            self.read_user(&parts.headers);
             let mut login = self.entry(AuditEvent::Login, peer, suppressed);
             login.result.status = "ok".to_owned();
             audit.record(login);
         }
         let Some(suppressed) = admitted else { return };
-        self.read_claims(&parts.headers);
+        self.read_user(&parts.headers);
+        self.read_purpose(&parts.headers);
         self.what.call = self.call.word().to_owned();
         let mut entry = self.entry(event, peer, suppressed);
         let status = match (is_refused, code) {

@@ -1,6 +1,6 @@
-//! Audit entries that an app may read.
+//! Audit entries that an app or a person may read.
 //!
-//! An app with every namespace, host and owner reads all entries. Another app reads entries about instances of its grant,
+//! A caller with every namespace, host and owner reads all entries. Another caller reads entries about instances of its grant,
 //! with these instances only, and its own calls.
 
 use super::{AuditQuery, read_page, verify};
@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// The part of an entry that an app may see.
 pub fn visible_entry(grant: &Grant, entry: AuditEntry) -> Option<AuditEntry> {
-    let is_own = entry.who.kind == "app" && entry.who.name == grant.app;
+    let is_own = entry.who.kind == grant.principal.kind() && entry.who.name == grant.principal.code();
     if grant.sees_everything() || is_own {
         return Some(entry);
     }
@@ -101,7 +101,7 @@ fn no_audit() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::access::AccessRole;
+    use crate::gateway::access::{AccessRole, Principal};
 
     fn entry(app: &str, instances: &[(&str, &[&str])]) -> AuditEntry {
         let mut entry = AuditEntry::default();
@@ -133,6 +133,12 @@ mod tests {
         let shown = visible_entry(&grant, many.clone()).expect("a part of it");
         assert_eq!(shown.what.instances, entry("", &[("web/api", &["0:10.0.0.1"])]).what.instances);
         assert_eq!(shown.what.detail, "", "the text names another namespace");
+        // A person's own calls are not those of an app with its name.
+        let person = Grant { principal: Principal::Person("ann".to_owned()), ..grant.clone() };
+        let mut own = entry("person:ann", &[]);
+        assert_eq!(visible_entry(&person, own.clone()), None);
+        own.who.kind = "person".to_owned();
+        assert_eq!(visible_entry(&person, own.clone()), Some(own));
         assert_eq!(visible_entry(&all, many.clone()), Some(many));
         for foreign in ["web2/*", "Web/api", "we/api"] {
             let hosts: &[&str] = if foreign.ends_with('*') { &[] } else { &["0:10.0.0.1"] };

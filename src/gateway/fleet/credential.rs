@@ -1,5 +1,6 @@
 //! Credential of an agent: a client certificate, or a static token on hosts that no certificate is pinned to.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use axum::http::request::Parts;
 
 use super::{PinTable, now};
 use crate::gateway::auth::{Authenticator, bearer};
+use crate::gateway::middleware::peer_of;
 use crate::http::{CredentialCheck, CredentialKey, CredentialScope, Revocation, TransportSecurity};
 use crate::model::HostKey;
 use crate::pki::AgentCertificate;
@@ -17,6 +19,7 @@ pub struct AgentGuard {
     authenticator: Arc<Authenticator>,
     pins: PinTable,
     credential: AgentCredential,
+    peer: IpAddr,
 }
 
 #[derive(Clone)]
@@ -40,7 +43,8 @@ impl AgentGuard {
             Some(certificate) => AgentCredential::Certificate(Arc::new(certificate)),
             None => AgentCredential::Token(bearer(&parts.headers)?.to_owned()),
         };
-        Some(AgentGuard { authenticator: Arc::clone(authenticator), pins: pins.clone(), credential })
+        let (authenticator, pins) = (Arc::clone(authenticator), pins.clone());
+        Some(AgentGuard { authenticator, pins, credential, peer: peer_of(parts) })
     }
 
     pub fn certificate(&self) -> Option<&Arc<AgentCertificate>> {
@@ -94,10 +98,10 @@ impl AgentGuard {
         self.refusal(hosts).is_none()
     }
 
-    /// The credential as a unit of connection limits.
+    /// The credential as a unit of limits.
     pub fn credential_key(&self) -> CredentialKey {
         match &self.credential {
-            AgentCredential::Token(token) => self.authenticator.tokens().credential_key(token),
+            AgentCredential::Token(token) => self.authenticator.tokens().credential_key(token, self.peer),
             AgentCredential::Certificate(certificate) => {
                 CredentialKey::new(CredentialScope::OneHost, &certificate.key)
             }

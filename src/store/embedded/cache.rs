@@ -1,6 +1,6 @@
 //! In-memory cache of all entries, kept in step with the file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -18,12 +18,56 @@ pub(super) struct Cache {
     pub(super) last: Seq,
     /// SQLite's `data_version`: changes when another connection writes.
     pub(super) data_version: i64,
+    /// `None`: the store keeps no log.
+    pub(super) recent: Option<RecentChanges>,
+}
+
+/// The last changes, for readers that follow them closely.
+#[derive(Default)]
+pub(super) struct RecentChanges {
+    changes: VecDeque<Change>,
+    bytes: usize,
+    /// The changes after this number are complete.
+    after: Seq,
+}
+
+/// Maximum recent changes, and their maximum bytes.
+const MAX_RECENT: usize = 4096;
+const MAX_RECENT_BYTES: usize = 4 << 20;
+
+impl RecentChanges {
+    fn add(&mut self, change: Change) {
+        self.bytes += size_of_change(&change);
+        self.changes.push_back(change);
+        while self.changes.len() > MAX_RECENT || self.bytes > MAX_RECENT_BYTES {
+            let Some(oldest) = self.changes.pop_front() else { return };
+            self.bytes -= size_of_change(&oldest);
+            self.after = oldest.number;
+        }
+    }
+
+    /// Changes after a number of the keys with a prefix, in order; `None`: only the log may have all of them.
+    pub(super) fn after(&self, prefix: &str, after: Seq) -> Option<Vec<Change>> {
+        if after < self.after {
+            return None;
+        }
+        let first = self.changes.partition_point(|change| change.number <= after);
+        let later = self.changes.range(first..);
+        Some(later.filter(|change| change.key.starts_with(prefix)).cloned().collect())
+    }
+}
+
+fn size_of_change(change: &Change) -> usize {
+    change.key.len() + change.value.as_ref().map_or(0, |value| value.len())
 }
 
 impl Cache {
     pub(super) fn load(&mut self, connection: &Connection) -> Result<(), Fault> {
         self.data_version = data_version(connection)?;
         self.last = last_number(connection)?;
+        if let Some(recent) = &mut self.recent {
+            *recent = RecentChanges { after: self.last, ..RecentChanges::default() };
+        }
         let mut rows = connection.prepare("SELECT key, value, changed, sum FROM entry")?;
         let mut rows = rows.query([])?;
         self.entries.clear();
@@ -68,7 +112,11 @@ impl Cache {
         (folder(prefix) == Some(prefix)).then(|| self.folders.get(prefix).copied().unwrap_or(0))
     }
 
-    pub(super) fn apply(&mut self, Change { number, key, value }: Change) {
+    pub(super) fn apply(&mut self, change: Change) {
+        if let Some(recent) = &mut self.recent {
+            recent.add(change.clone());
+        }
+        let Change { number, key, value } = change;
         match value {
             Some(value) => self.put(key, value, number),
             None => {
@@ -128,6 +176,36 @@ impl Within {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn recent_changes_are_complete_or_not_returned() {
+        let change = |number: Seq, key: &str, bytes: usize| Change {
+            number,
+            key: key.into(),
+            value: Some(vec![0; bytes].into()),
+        };
+        let mut recent = RecentChanges { after: 10, ..RecentChanges::default() };
+        for (number, key) in [(11, "a/1"), (11, "b/1"), (12, "a/2")] {
+            recent.add(change(number, key, 1));
+        }
+        let keys = |recent: &RecentChanges, prefix: &str, after: Seq| {
+            let found = recent.after(prefix, after)?;
+            Some(found.iter().map(|change| change.key.to_string()).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(keys(&recent, "a/", 10).as_deref(), Some("a/1 a/2"));
+        assert_eq!(keys(&recent, "", 11).as_deref(), Some("a/2"));
+        assert_eq!(keys(&recent, "", 99).as_deref(), Some(""));
+        assert_eq!(keys(&recent, "", 9), None, "the log has earlier ones");
+        // The first change of number 11 is dropped, so its second one alone is not complete.
+        recent.add(change(13, "large", MAX_RECENT_BYTES - 9));
+        assert_eq!(keys(&recent, "", 10), None);
+        assert_eq!(keys(&recent, "", 11).as_deref(), Some("a/2 large"));
+        for number in 14..14 + MAX_RECENT as Seq {
+            recent.add(change(number, "small", 0));
+        }
+        assert_eq!(recent.changes.len(), MAX_RECENT);
+        assert!(keys(&recent, "", 13).is_some() && keys(&recent, "", 12).is_none());
+    }
 
     #[test]
     fn the_end_of_a_prefix_is_after_all_that_begin_with_it() {

@@ -5,7 +5,8 @@
 //! commits (WAL, synchronous FULL: the commit is on disk), and only then replies; many small writes share one fsync.
 //! Readers use an in-memory cache. Another process may write to the same file: before each read the cache checks
 //! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes, up to
-//! 128 MiB; a request for older ones returns [`Error::Compacted`].
+//! 128 MiB; a request for older ones returns [`Error::Compacted`]. The most recent ones are in memory as well. A store
+//! without followers keeps no log.
 //!
 //! A failed commit changes nothing: its callers get the error, the cache stays unchanged, and the next transaction
 //! starts over.
@@ -13,6 +14,7 @@
 mod cache;
 mod file;
 mod high_water_mark;
+mod trim;
 mod writer;
 
 use std::ops::Bound;
@@ -23,10 +25,11 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
-use self::cache::{Cache, beginning_with};
+use self::cache::{Cache, RecentChanges, beginning_with};
 use self::file::{connect, data_version, logged, prepare, read_entry, understand};
 use self::high_water_mark::HighWaterMark;
-use self::writer::{Job, LeaseReply, LeaseRequest, Writer, delete_excess};
+pub use self::trim::{Trim, TrimChoice};
+use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, keys};
 
@@ -36,8 +39,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long an exclusive open waits for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Chooses entries to delete, from the keys and sizes of all.
-pub type Trim<'a> = &'a dyn Fn(&mut dyn Iterator<Item = (String, usize)>) -> Vec<String>;
+/// What the log of changes keeps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChangeLog {
+    /// The last changes, for readers that follow them.
+    Kept,
+    LastNumber,
+}
 
 #[derive(Clone)]
 pub struct Embedded {
@@ -59,17 +67,27 @@ struct Shared {
 impl Embedded {
     /// Opens or creates the file. A damaged file, or one of a newer Abide, is refused.
     pub fn open(file: &Path) -> Result<Embedded, Error> {
-        Embedded::open_as(file, None, None)
+        Embedded::open_as(file, None, ChangeLog::Kept)
     }
 
     /// Opens the file exclusively: other processes are refused while it is open, and reads do not access the file.
     pub fn open_alone(file: &Path) -> Result<Embedded, Error> {
-        Embedded::open_as(file, Some(exclusive_lock(file)?), None)
+        Embedded::open_as(file, Some(exclusive_lock(file)?), ChangeLog::Kept)
     }
 
-    /// Opens the file exclusively, and deletes the entries that `trim` chooses before the values are in memory.
+    /// Opens the file exclusively and logs no change: for a store without followers. A write costs half.
+    pub fn open_alone_unlogged(file: &Path) -> Result<Embedded, Error> {
+        Embedded::open_as(file, Some(exclusive_lock(file)?), ChangeLog::LastNumber)
+    }
+
+    /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, trim: Trim<'_>) -> Result<Embedded, Error> {
-        Embedded::open_as(file, Some(exclusive_lock(file)?), Some(trim))
+        let lock = exclusive_lock(file)?;
+        let mut connection = connect(file)?;
+        prepare(&connection, file)?;
+        trim::trim_file(&mut connection, file, trim)?;
+        drop(connection);
+        Embedded::open_as(file, Some(lock), ChangeLog::Kept)
     }
 
     /// One value of a file that another process may have open exclusively. The file is not changed.
@@ -80,16 +98,14 @@ impl Embedded {
     fn open_as(
         file: &Path,
         exclusive_lock: Option<std::fs::File>,
-        trim: Option<Trim<'_>>,
+        log: ChangeLog,
     ) -> Result<Embedded, Error> {
         let (mark, marked) = HighWaterMark::open(file);
-        let mut connection = connect(file)?;
+        let connection = connect(file)?;
         prepare(&connection, file)?;
-        if let Some(trim) = trim {
-            delete_excess(&mut connection, trim).map_err(|error| understand(error, file))?;
-        }
         let reader = connect(file)?;
         let mut cache = Cache::default();
+        cache.recent = (log == ChangeLog::Kept).then(RecentChanges::default);
         cache.load(&reader).map_err(|fault| fault.understand(file))?;
         high_water_mark::check(file, marked, cache.last)?;
         let (writer, jobs) = mpsc::channel();
@@ -114,6 +130,7 @@ impl Embedded {
                     commits: 0,
                     uncompacted_bytes: 0,
                     wal_bytes: 0,
+                    is_logged: log == ChangeLog::Kept,
                     shared: weak,
                 }
                 .run(&jobs);
@@ -230,9 +247,14 @@ impl Store for Embedded {
         let mut last = self.shared.last.subscribe();
         loop {
             self.shared.refresh()?;
-            let found = {
-                let reader = lock(&self.shared.reader);
-                logged(&reader, prefix, after).map_err(|fault| fault.understand(&self.shared.file))?
+            let recent =
+                read(&self.shared.cache).recent.as_ref().and_then(|recent| recent.after(prefix, after));
+            let found = match recent {
+                Some(changes) => Some(changes),
+                None => {
+                    let reader = lock(&self.shared.reader);
+                    logged(&reader, prefix, after).map_err(|fault| fault.understand(&self.shared.file))?
+                }
             };
             match found {
                 None => return Err(Error::Compacted),

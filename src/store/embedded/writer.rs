@@ -7,9 +7,9 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
+use super::Shared;
 use super::file::{compact, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
-use super::{Shared, Trim};
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
 use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
@@ -61,6 +61,8 @@ pub(super) struct Writer {
     /// Bytes written since the last compaction of the log, and since the last checkpoint.
     pub(super) uncompacted_bytes: usize,
     pub(super) wal_bytes: usize,
+    /// Each change is logged. Otherwise the log has the last number only.
+    pub(super) is_logged: bool,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
@@ -145,12 +147,17 @@ impl Writer {
         }
         let written: usize = changes
             .iter()
-            .map(|change| change.key.len() + change.value.as_ref().map_or(0, |value| value.len()))
+            .map(|(change, _)| change.key.len() + change.value.as_ref().map_or(0, |value| value.len()))
             .sum();
         let uncompacted = self.uncompacted_bytes + written;
         let is_due = first / COMPACT_EVERY != last / COMPACT_EVERY || uncompacted >= COMPACT_BYTES;
-        if is_due {
-            compact(&file, last)?;
+        if self.is_logged {
+            log(&file, &changes)?;
+            if is_due {
+                compact(&file, last)?;
+            }
+        } else if let Some((change, _)) = changes.last() {
+            replace_log(&file, change)?;
         }
         file.commit()?;
         self.uncompacted_bytes = if is_due { 0 } else { uncompacted };
@@ -158,7 +165,7 @@ impl Writer {
         self.wal_bytes += 2 * written;
         self.commits += 1;
         self.mark.set(last);
-        Ok((replies, changes))
+        Ok((replies, changes.into_iter().map(|(change, _)| change).collect()))
     }
 
     /// Updates the cache before the replies, so that a writer can read its own write.
@@ -198,31 +205,38 @@ impl Job {
     }
 }
 
-/// Deletes the entries that `trim` chooses, as a logged change. Reads no value.
-pub(super) fn delete_excess(connection: &mut Connection, trim: Trim<'_>) -> rusqlite::Result<()> {
-    let file = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let keys = {
-        let mut sizes = file.prepare("SELECT key, length(value) FROM entry")?;
-        let sizes = sizes.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))?;
-        let sizes: Vec<(String, i64)> = sizes.collect::<Result<_, _>>()?;
-        trim(&mut sizes.into_iter().map(|(key, size)| (key, usize::try_from(size).unwrap_or(0))))
-    };
-    if keys.is_empty() {
-        return Ok(());
+/// Adds changes, each with its checksum, to the log.
+pub(super) fn log(file: &Connection, changes: &[(Change, i64)]) -> rusqlite::Result<()> {
+    let mut row = file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?;
+    for (Change { number, key, value }, sum) in changes {
+        row.execute(params![signed(*number), key, value, sum])?;
     }
-    let deletes = keys.into_iter().map(Write::Delete).collect();
-    let mut last = last_number(&file)?;
-    apply(&file, &Txn { compares: Vec::new(), writes: deletes }, &mut last, &mut Vec::new())?;
-    compact(&file, last)?;
-    file.commit()
+    Ok(())
+}
+
+/// Makes a change the only one of the log, without its value. Readers of earlier changes load all entries.
+fn replace_log(file: &Connection, Change { number, key, .. }: &Change) -> rusqlite::Result<()> {
+    let number = signed(*number);
+    let replaced = file
+        .prepare_cached("UPDATE log SET number = ?1, key = ?2, value = NULL, sum = ?3")?
+        .execute(params![number, key, gone(key, number)])?;
+    match replaced {
+        1 => return Ok(()),
+        // The log of an earlier version.
+        2.. => drop(file.prepare_cached("DELETE FROM log")?.execute([])?),
+        0 => {}
+    }
+    file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, NULL, ?3)")?
+        .execute(params![number, key, gone(key, number)])
+        .map(drop)
 }
 
 /// One transaction within a commit.
-fn apply(
+pub(super) fn apply(
     file: &Connection,
     txn: &Txn,
     last: &mut Seq,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<(Change, i64)>,
 ) -> rusqlite::Result<Outcome> {
     for Compare { key, mod_seq } in &txn.compares {
         let mut row = file.prepare_cached("SELECT changed FROM entry WHERE key = ?1")?;
@@ -249,10 +263,8 @@ fn apply(
                 (key, None, gone(key, signed(*last)))
             }
         };
-        file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![signed(*last), key, value, sum])?;
         let value = value.map(|value| value.as_slice().into());
-        changes.push(Change { number: *last, key: key.as_str().into(), value });
+        changes.push((Change { number: *last, key: key.as_str().into(), value }, sum));
     }
     Ok(Outcome::Written(*last))
 }
@@ -263,7 +275,7 @@ fn lease(
     key: &str,
     request: &LeaseRequest,
     last: &mut Seq,
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<(Change, i64)>,
 ) -> rusqlite::Result<Result<LeaseReply, Error>> {
     let mut row = file.prepare_cached("SELECT value FROM entry WHERE key = ?1")?;
     let value: Option<Vec<u8>> = row.query_row([key], |row| row.get(0)).optional()?;

@@ -52,12 +52,14 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        // An invalid file ends it before the local system is started.
+        let tls = args.listen.tls()?;
+        let access = args.listen.access(address, printer)?;
         let live = args.target.connect_or_start(printer)?;
         let notifiers = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
-        let access = args.listen.access(address, printer)?;
         let router = dashboard::router(notifiers.dashboard(access, state.clone(), None));
-        let server = StatusServer::start(socket, address, router);
+        let server = StatusServer::start(socket, address, tls, router);
         printer.data(&format!("ready {}\n", server.url));
         notifiers.systemd.ready();
         let ended = run_with_restarts(args, from, live, &state, &notifiers, &mut signals, printer).await;
@@ -160,7 +162,23 @@ async fn watch_with(
     }
     let _ = stop.send(true);
     controller.await;
+    if matches!(next, NextAction::End(_)) {
+        printer.info(stopped_message(live));
+    }
     next
+}
+
+/// Message of a controller that ended: supervision continues without it.
+fn stopped_message(live: &ConnectedTarget) -> &'static str {
+    match live.name == "local" {
+        true => {
+            "watch stopped: manifests are not applied until the next one; the local system keeps supervising processes \
+             (`abide down` stops it)"
+        }
+        false => {
+            "watch stopped: manifests are not applied until the next one; agents keep supervising processes"
+        }
+    }
 }
 
 /// Returns when the local system has another address, or crashed. A local system that was stopped is not started again.

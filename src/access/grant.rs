@@ -1,6 +1,6 @@
-//! Access: one pure function decides whether an app may do something.
+//! Grants: one pure function decides whether an app or a person may do something.
 //!
-//! A [`Grant`] is an app's entry in the apps file. An [`AccessRequest`] names what a call needs: a role, and every
+//! A [`Grant`] is an entry in the apps file or in the users file. An [`AccessRequest`] names what a call needs: a role, and every
 //! namespace, host, user and owner that it concerns. [`authorize`] compares both. A refusal names the missing grant. The
 //! route table declares the role of each call; handlers add the parts that a request names, and filter lists with
 //! [`Grant::may_see`].
@@ -14,7 +14,7 @@ use crate::contract::AccessInfo;
 use crate::escape::visible;
 use crate::model::{HostKey, InstanceKey, glob};
 
-/// Highest role of an app. Each role includes those before it.
+/// Highest role of a caller. Each role includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AccessRole {
     /// Lists, status, logs, and reads of the state store.
@@ -51,10 +51,56 @@ impl FromStr for AccessRole {
     }
 }
 
-/// What an app may do, and with what. A list has patterns.
+/// Holder of a grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Principal {
+    /// A program, by its code in the apps file.
+    App(String),
+    /// A person, by the name in the users file.
+    Person(String),
+}
+
+impl Principal {
+    /// Prefix of the codes of people: an app and a person of the same name are two callers.
+    const PERSON_PREFIX: &str = "person:";
+
+    /// The code of an app, or the name of a person.
+    pub fn name(&self) -> &str {
+        match self {
+            Principal::App(name) | Principal::Person(name) => name,
+        }
+    }
+
+    /// The kind of caller, in audit entries.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Principal::App(_) => "app",
+            Principal::Person(_) => "person",
+        }
+    }
+
+    /// The unique name among all callers, in stored records and in logs.
+    pub fn code(&self) -> String {
+        match self {
+            Principal::App(code) => code.clone(),
+            Principal::Person(name) => format!("{}{name}", Principal::PERSON_PREFIX),
+        }
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Principal::App(code) => write!(f, "app {}", visible(code)),
+            Principal::Person(name) => write!(f, "person {}", visible(name)),
+        }
+    }
+}
+
+/// What an app or a person may do, and with what. A list has patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    pub app: String,
+    pub principal: Principal,
     pub role: AccessRole,
     pub namespaces: Vec<String>,
     pub hosts: Vec<String>,
@@ -79,11 +125,11 @@ pub struct AccessRequest<'a> {
     pub state_owner: Option<&'a str>,
 }
 
-/// The grant that an app lacks.
+/// The grant that a caller lacks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("app {} lacks {grant}", visible(.app))]
+#[error("{principal} lacks {grant}")]
 pub struct MissingGrant {
-    pub app: String,
+    pub principal: Principal,
     pub grant: GrantPart,
 }
 
@@ -117,7 +163,8 @@ impl fmt::Display for GrantPart {
 /// Decides a request. The first missing grant is the error.
 pub fn authorize(grant: &Grant, request: &AccessRequest<'_>) -> Result<(), MissingGrant> {
     let AccessRequest { role, namespace, host, user, owner, state_owner } = *request;
-    let lacks = |grant_part: GrantPart| Err(MissingGrant { app: grant.app.clone(), grant: grant_part });
+    let lacks =
+        |grant_part: GrantPart| Err(MissingGrant { principal: grant.principal.clone(), grant: grant_part });
     if let Some(role) = role.filter(|role| *role > grant.role) {
         return lacks(GrantPart::Role(role));
     }
@@ -162,7 +209,8 @@ impl Grant {
     pub fn everything(app: impl Into<String>) -> Grant {
         let all = || vec!["*".to_owned()];
         let (role, namespaces, hosts) = (AccessRole::Admin, all(), all());
-        Grant { app: app.into(), role, namespaces, hosts, users: None, owners: None }
+        let principal = Principal::App(app.into());
+        Grant { principal, role, namespaces, hosts, users: None, owners: None }
     }
 
     /// Whether no namespace, host or owner is out of reach, so that lists need no filter.
@@ -188,7 +236,7 @@ impl Grant {
 
     /// Every namespace, host and owner.
     pub fn check_everything(&self) -> Result<(), MissingGrant> {
-        let lacks = |part: GrantPart| Err(MissingGrant { app: self.app.clone(), grant: part });
+        let lacks = |part: GrantPart| Err(MissingGrant { principal: self.principal.clone(), grant: part });
         match () {
             () if !is_all(&self.namespaces) => lacks(GrantPart::Namespace("*".to_owned())),
             () if self.is_bound_to_hosts() => lacks(GrantPart::Host("*".to_owned())),
@@ -207,7 +255,7 @@ impl Grant {
         authorize(self, &AccessRequest { namespace, host, owner, ..AccessRequest::default() })
     }
 
-    /// Whether a list for this app contains an instance.
+    /// Whether a list for this caller contains an instance.
     pub fn may_see(&self, key: &InstanceKey, owner: Option<&str>) -> bool {
         self.check_instance(key, owner).is_ok()
     }
@@ -216,8 +264,9 @@ impl Grant {
 /// The grant of a gateway's answer, for checks before the first change. A word of a newer gateway counts as `read`.
 impl From<AccessInfo> for Grant {
     fn from(info: AccessInfo) -> Grant {
-        let AccessInfo { app, role, namespaces, hosts, users, owners, .. } = info;
-        Grant { app, role: role.parse().unwrap_or(AccessRole::Read), namespaces, hosts, users, owners }
+        let AccessInfo { app, person, role, namespaces, hosts, users, owners, .. } = info;
+        let principal = person.map_or(Principal::App(app), Principal::Person);
+        Grant { principal, role: role.parse().unwrap_or(AccessRole::Read), namespaces, hosts, users, owners }
     }
 }
 
@@ -231,7 +280,7 @@ mod tests {
 
     fn bound() -> Grant {
         Grant {
-            app: "ci-web".to_owned(),
+            principal: Principal::App("ci-web".to_owned()),
             role: AccessRole::Operate,
             namespaces: list(&["web", "shop-*"]),
             hosts: list(&["0:10.0.0.1"]),

@@ -1,7 +1,7 @@
-//! Apps file: apps with their secrets, grants and limits.
+//! Callers with their secrets, grants and limits, and the apps file.
 //!
-//! An app has one secret, or two during a rotation. A secret is stored as a digest and compared in constant time. An
-//! expired secret, and every secret of an expired app, is refused.
+//! A caller has one secret, or two during a rotation. A secret is stored as a digest and compared in constant time. An
+//! expired secret, and every secret of an expired caller, is refused. [`super::people`] reads the users file.
 
 use std::fmt;
 use std::path::Path;
@@ -12,48 +12,52 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-use super::access::{AccessRole, Grant};
-use super::app_limits::{AppLimits, LimitsEntry};
-use super::auth::{CredentialsError, CredentialsFileError, read_list};
-use super::namespace_limits::NamespaceLimitTable;
+use super::error::{CredentialsError, CredentialsFileError, read_list};
+use super::grant::{AccessRole, Grant, Principal};
+use super::limits::{AppLimits, LimitsEntry, NamespaceLimitTable};
 use crate::clock;
 use crate::contract::AccessInfo;
-use crate::http::{CredentialKey, CredentialScope, is_weak};
+use crate::escape::visible;
+use crate::http::{AmbiguousUser, CredentialKey, CredentialScope, is_weak};
 use crate::model::Time;
 
-/// Secrets of one app: two during a rotation.
+/// Secrets of one caller: two during a rotation.
 const MAX_SECRETS: usize = 2;
 
+/// Known callers: the apps of an apps file, and the people of a users file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apps {
-    apps: Vec<App>,
-    namespaces: Arc<NamespaceLimitTable>,
+    pub(super) callers: Vec<App>,
+    pub(super) namespaces: Arc<NamespaceLimitTable>,
 }
 
+/// An app or a person.
 #[derive(Clone, PartialEq, Eq)]
 pub struct App {
+    /// Unique among all callers; see [`Principal::code`].
     pub code: String,
-    secrets: Vec<AppSecret>,
+    pub(super) secrets: Vec<AppSecret>,
     grant: Arc<Grant>,
     limits: AppLimits,
-}
-
-/// Digest of a secret.
-pub(super) type SecretDigest = [u8; 32];
-
-#[derive(Clone, PartialEq, Eq)]
-struct AppSecret {
-    digest: SecretDigest,
-    /// The earlier of the secret's and the app's.
     expires: Option<Time>,
 }
 
-/// A caller that proved an app's secret.
+/// Digest of a secret.
+pub(crate) type SecretDigest = [u8; 32];
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct AppSecret {
+    pub(super) digest: SecretDigest,
+    /// The earlier of the secret's and the caller's.
+    pub(super) expires: Option<Time>,
+}
+
+/// An authenticated caller.
 #[derive(Clone, Copy, Debug)]
 pub struct AppLogin<'a> {
     pub app: &'a App,
-    /// The secret that it used: it may be revoked alone.
-    pub(super) secret: SecretDigest,
+    /// The secret that it used: it may be revoked alone. `None`: a trusted proxy authenticated the person.
+    pub(crate) secret: Option<SecretDigest>,
     expires: Option<Time>,
 }
 
@@ -62,9 +66,18 @@ pub struct AppLogin<'a> {
 pub enum LoginError {
     #[error("no app is known by these credentials")]
     Unknown,
+    #[error("no person is known by this token")]
+    UnknownToken,
+    #[error("person {} is not in the users file", visible(.name))]
+    UnknownPerson { name: String },
+    #[error(transparent)]
+    AmbiguousUser(#[from] AmbiguousUser),
+    /// The request may be of a page of another site, in a browser that is logged in at the proxy.
+    #[error("a change by the user header of a proxy needs the header X-Requested-With")]
+    OtherSite,
     /// The caller knows the secret, so the answer may say this.
-    #[error("the secret of app {app} expired at {at}")]
-    Expired { app: String, at: String },
+    #[error("the secret of {of} expired at {at}")]
+    Expired { of: Principal, at: String },
 }
 
 impl fmt::Debug for App {
@@ -105,20 +118,34 @@ struct AppEntry {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum SecretEntry {
+pub(super) enum SecretEntry {
     Text(String),
     Fields(SecretFields),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SecretFields {
-    secret: Option<String>,
-    secret_sha256: Option<String>,
-    expires: Option<String>,
+pub(super) struct SecretFields {
+    pub(super) secret: Option<String>,
+    pub(super) secret_sha256: Option<String>,
+    pub(super) expires: Option<String>,
 }
 
-fn everything() -> Vec<String> {
+/// An entry of either file.
+pub(super) struct CallerEntry {
+    pub(super) principal: Principal,
+    pub(super) secrets: Vec<SecretFields>,
+    pub(super) role: Option<String>,
+    pub(super) default_role: AccessRole,
+    pub(super) namespaces: Vec<String>,
+    pub(super) hosts: Vec<String>,
+    pub(super) users: Option<Vec<String>>,
+    pub(super) owners: Option<Vec<String>>,
+    pub(super) expires: Option<String>,
+    pub(super) limits: AppLimits,
+}
+
+pub(super) fn everything() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
@@ -142,54 +169,64 @@ impl Apps {
             .map_err(|error| CredentialsError::Yaml { line: error.location().map(|at| at.line()) })?;
         let (mut apps, mut short) = (Vec::new(), Vec::new());
         for entry in file.apps {
-            let (app, is_weak) = App::read(entry, file.limits)?;
+            let (app, is_weak) = App::read_app(entry, file.limits)?;
             if apps.iter().any(|other: &App| other.code == app.code) {
-                return Err(CredentialsError::ListedTwice { app: app.code });
+                return Err(CredentialsError::ListedTwice { of: Principal::App(app.code) });
             }
             if is_weak {
                 short.push(app.code.clone());
             }
             apps.push(app);
         }
-        Ok((Apps { apps, namespaces: Arc::new(file.namespaces) }, short))
+        Ok((Apps { callers: apps, namespaces: Arc::new(file.namespaces) }, short))
     }
 
     pub fn find(&self, code: &str) -> Option<&App> {
-        self.apps.iter().find(|app| app.code == code)
+        self.callers.iter().find(|app| app.code == code)
     }
 
-    pub(super) fn namespace_limits(&self) -> &Arc<NamespaceLimitTable> {
+    pub(crate) fn namespace_limits(&self) -> &Arc<NamespaceLimitTable> {
         &self.namespaces
     }
 
-    pub fn codes(&self) -> impl Iterator<Item = &str> {
-        self.apps.iter().map(|app| app.code.as_str())
+    pub fn principals(&self) -> impl Iterator<Item = &Principal> {
+        self.callers.iter().map(|app| &app.grant.principal)
     }
 
-    /// The app with these credentials. Compares every secret, so that the duration reveals nothing.
+    /// The app with these credentials.
     pub fn authenticate(&self, code: &str, secret: &str, now: Time) -> Result<AppLogin<'_>, LoginError> {
+        let is_meant = |app: &App| !app.is_person() & bool::from(app.code.as_bytes().ct_eq(code.as_bytes()));
+        self.find_secret(secret, is_meant).ok_or(LoginError::Unknown)?.at(now)
+    }
+
+    /// The caller with this secret. Compares every secret, so that the duration reveals nothing.
+    pub(super) fn find_secret(&self, secret: &str, is_meant: impl Fn(&App) -> bool) -> Option<AppLogin<'_>> {
         let digest: SecretDigest = Sha256::digest(secret.as_bytes()).into();
         let mut found = None;
-        for app in &self.apps {
+        for app in &self.callers {
+            let is_meant = is_meant(app);
             for secret in &app.secrets {
-                let same = app.code.as_bytes().ct_eq(code.as_bytes()) & secret.digest.ct_eq(&digest);
-                if bool::from(same) {
-                    found = Some((app, secret));
+                if is_meant & bool::from(secret.digest.ct_eq(&digest)) {
+                    found = Some(AppLogin { app, secret: Some(digest), expires: secret.expires });
                 }
             }
         }
-        let (app, AppSecret { expires, .. }) = found.ok_or(LoginError::Unknown)?;
-        match expires.filter(|expires| *expires <= now) {
-            Some(at) => Err(LoginError::Expired { app: app.code.clone(), at: at.to_string() }),
-            None => Ok(AppLogin { app, secret: digest, expires: *expires }),
-        }
+        found
     }
 
-    /// The time until which a secret that was valid stays valid. `None`: it is no longer known or has expired.
-    pub(super) fn validity(&self, code: &str, secret: &SecretDigest, now: Time) -> Option<SecretValidity> {
+    /// The time until which a login that was valid stays valid. `None`: its secret is no longer known or has expired.
+    pub(crate) fn validity(
+        &self,
+        code: &str,
+        secret: Option<&SecretDigest>,
+        now: Time,
+    ) -> Option<SecretValidity> {
         let app = self.find(code)?;
-        let known = app.secrets.iter().find(|known| bool::from(known.digest.ct_eq(secret)))?;
-        match known.expires {
+        let expires = match secret {
+            None => app.expires,
+            Some(secret) => app.secrets.iter().find(|known| bool::from(known.digest.ct_eq(secret)))?.expires,
+        };
+        match expires {
             Some(expires) if expires <= now => None,
             Some(expires) => Some(SecretValidity::Until(expires)),
             None => Some(SecretValidity::Unlimited),
@@ -198,54 +235,74 @@ impl Apps {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SecretValidity {
+pub(crate) enum SecretValidity {
     Unlimited,
     Until(Time),
 }
 
 impl App {
     /// Also whether one of its secrets is short.
-    fn read(entry: AppEntry, default_limits: LimitsEntry) -> Result<(App, bool), CredentialsError> {
-        let app = || entry.code.clone();
-        let time = |text: &Option<String>| match text {
-            Some(text) => {
-                read_time(text).map(Some).ok_or_else(|| CredentialsError::Expiry { app: entry.code.clone() })
-            }
-            None => Ok(None),
-        };
+    fn read_app(entry: AppEntry, default_limits: LimitsEntry) -> Result<(App, bool), CredentialsError> {
+        let principal = Principal::App(entry.code);
         let own = SecretFields { secret: entry.secret, secret_sha256: entry.secret_sha256, expires: None };
         let written: Vec<SecretFields> = match entry.secrets {
             None => vec![own],
             Some(_) if own.secret.is_some() || own.secret_sha256.is_some() => {
-                return Err(CredentialsError::NoSecret { app: app() });
+                return Err(CredentialsError::NoSecret { of: principal });
             }
+            Some(many) if many.is_empty() => return Err(CredentialsError::SecretCount { of: principal }),
             Some(many) => many.into_iter().map(SecretEntry::fields).collect(),
         };
-        if written.is_empty() || written.len() > MAX_SECRETS {
-            return Err(CredentialsError::SecretCount { app: app() });
-        }
         let is_short = written.iter().any(|one| one.secret.as_deref().is_some_and(is_weak));
-        let app_expires = time(&entry.expires)?;
+        let app = App::read(CallerEntry {
+            principal,
+            secrets: written,
+            role: entry.role,
+            default_role: AccessRole::default(),
+            namespaces: entry.namespaces,
+            hosts: entry.hosts,
+            users: entry.users,
+            owners: entry.owners,
+            expires: entry.expires,
+            limits: AppLimits::of(entry.limits.unwrap_or_default(), default_limits),
+        })?;
+        Ok((app, is_short))
+    }
+
+    pub(super) fn read(entry: CallerEntry) -> Result<App, CredentialsError> {
+        let of = || entry.principal.clone();
+        let time = |text: &Option<String>| match text {
+            Some(text) => read_time(text).map(Some).ok_or_else(|| CredentialsError::Expiry { of: of() }),
+            None => Ok(None),
+        };
+        if entry.secrets.len() > MAX_SECRETS {
+            return Err(CredentialsError::SecretCount { of: of() });
+        }
+        let own_expires = time(&entry.expires)?;
         let mut secrets = Vec::new();
-        for one in written {
-            let expires = [app_expires, time(&one.expires)?].into_iter().flatten().min();
-            secrets.push(AppSecret { digest: one.digest(&entry.code)?, expires });
+        for one in entry.secrets {
+            let expires = [own_expires, time(&one.expires)?].into_iter().flatten().min();
+            secrets.push(AppSecret { digest: one.digest(&entry.principal)?, expires });
         }
         let role = match entry.role.as_deref().map(str::parse) {
-            None => AccessRole::default(),
+            None => entry.default_role,
             Some(Ok(role)) => role,
-            Some(Err(_)) => return Err(CredentialsError::Role { app: app() }),
+            Some(Err(_)) => return Err(CredentialsError::Role { of: of() }),
         };
+        let code = entry.principal.code();
         let grant = Grant {
-            app: app(),
+            principal: entry.principal,
             role,
             namespaces: entry.namespaces,
             hosts: entry.hosts,
             users: entry.users,
             owners: entry.owners,
         };
-        let limits = AppLimits::of(entry.limits.unwrap_or_default(), default_limits);
-        Ok((App { code: entry.code, secrets, grant: Arc::new(grant), limits }, is_short))
+        Ok(App { code, secrets, grant: Arc::new(grant), limits: entry.limits, expires: own_expires })
+    }
+
+    pub fn is_person(&self) -> bool {
+        matches!(self.grant.principal, Principal::Person(_))
     }
 
     pub fn grant(&self) -> &Arc<Grant> {
@@ -256,23 +313,48 @@ impl App {
         self.limits
     }
 
-    /// The time at which its last secret expired, if that has passed.
+    /// The time at which it or its last secret expired, if that has passed.
     pub fn expired(&self, now: Time) -> Option<Time> {
+        if let Some(at) = self.expires.filter(|at| *at <= now) {
+            return Some(at);
+        }
         let ends = self.secrets.iter().map(|secret| secret.expires.filter(|at| *at <= now));
         ends.collect::<Option<Vec<Time>>>()?.into_iter().max()
     }
 
-    /// The app as a unit of connection limits.
+    /// The caller as a unit of connection limits.
     pub fn credential_key(&self) -> CredentialKey {
         CredentialKey::new(CredentialScope::Clients, &self.code)
     }
 }
 
-impl AppLogin<'_> {
+impl<'a> AppLogin<'a> {
+    /// A login that was proved before, or without a secret by a trusted proxy.
+    pub(super) fn resumed(person: &'a App, secret: Option<SecretDigest>) -> AppLogin<'a> {
+        let known = |digest| person.secrets.iter().find(|known| known.digest == digest);
+        let expires = secret.and_then(known).map_or(person.expires, |known| known.expires);
+        AppLogin { app: person, secret, expires }
+    }
+
+    /// The login, unless its secret or the caller has expired.
+    pub(super) fn at(self, now: Time) -> Result<AppLogin<'a>, LoginError> {
+        match self.expires.filter(|expires| *expires <= now) {
+            Some(at) => {
+                let of = self.app.grant.principal.clone();
+                Err(LoginError::Expired { of, at: at.to_string() })
+            }
+            None => Ok(self),
+        }
+    }
+
     pub fn info(&self) -> AccessInfo {
-        let Grant { app, role, namespaces, hosts, users, owners } = (**self.app.grant()).clone();
+        let Grant { principal, role, namespaces, hosts, users, owners } = (**self.app.grant()).clone();
         let (role, expires) = (role.word().to_owned(), self.expires.map(|at| at.to_string()));
-        AccessInfo { app, role, namespaces, hosts, users, owners, expires }
+        let person = match principal {
+            Principal::App(_) => None,
+            Principal::Person(name) => Some(name),
+        };
+        AccessInfo { app: self.app.code.clone(), person, role, namespaces, hosts, users, owners, expires }
     }
 }
 
@@ -288,13 +370,11 @@ impl SecretEntry {
 }
 
 impl SecretFields {
-    fn digest(self, app: &str) -> Result<SecretDigest, CredentialsError> {
+    fn digest(self, of: &Principal) -> Result<SecretDigest, CredentialsError> {
         match (self.secret, self.secret_sha256) {
             (Some(secret), None) if !secret.is_empty() => Ok(Sha256::digest(secret.as_bytes()).into()),
-            (None, Some(hex)) => {
-                from_hex(&hex).ok_or_else(|| CredentialsError::Digest { app: app.to_owned() })
-            }
-            _ => Err(CredentialsError::NoSecret { app: app.to_owned() }),
+            (None, Some(hex)) => from_hex(&hex).ok_or_else(|| CredentialsError::Digest { of: of.clone() }),
+            _ => Err(CredentialsError::NoSecret { of: of.clone() }),
         }
     }
 }
@@ -304,7 +384,7 @@ fn read_time(text: &str) -> Option<Time> {
     clock::read(text).or_else(|| clock::read(&format!("{text}T00:00:00Z")))
 }
 
-pub(super) fn from_hex(text: &str) -> Option<SecretDigest> {
+pub(crate) fn from_hex(text: &str) -> Option<SecretDigest> {
     let mut bytes = [0; 32];
     hex::decode_to_slice(text, &mut bytes).ok().map(|()| bytes)
 }
