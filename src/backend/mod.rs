@@ -28,7 +28,8 @@ use crate::clock;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{CallError, TransportError, UnreadableResponse};
 use crate::model::{
-    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, SpecRevision, Step, Time,
+    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, Protection, SpecRevision,
+    Step, Time,
 };
 
 pub trait Backend: Send + Sync {
@@ -161,6 +162,8 @@ pub struct Operation {
     /// Whether the label or the ledger shows that the owner already has the instance.
     pub owned: bool,
     pub origin: Option<Arc<ChangeOrigin>>,
+    /// Protections of the instance, for targets that keep them as a label.
+    pub protections: Vec<Protection>,
 }
 
 /// Idempotency key of the nth rename of a call: each rename is a separate task.
@@ -188,6 +191,7 @@ impl Operation {
             registered: false,
             owned: false,
             origin: None,
+            protections: Vec::new(),
         }
     }
 }

@@ -128,6 +128,7 @@ pub enum Verb {
     Release(super::commands::manual::release::ReleaseArgs),
     Unprotect(super::commands::unprotect::UnprotectArgs),
     Own(super::commands::own::OwnArgs),
+    Rollout(Box<super::commands::rollout::RolloutArgs>),
     Pause(super::commands::manual::pause::PauseArgs),
     Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),

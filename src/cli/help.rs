@@ -10,7 +10,7 @@ use super::args::Args;
 /// Verbs by heading, in the order in which they are shown.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Write manifests", &["init", "validate", "explain", "schema"]),
-    ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback"]),
+    ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback", "rollout"]),
     ("Inspect", &["status", "get", "describe", "logs", "history"]),
     (
         "Operate",

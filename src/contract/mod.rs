@@ -23,6 +23,7 @@ mod log;
 mod plan;
 mod problem;
 mod process_row;
+mod rollout;
 mod schema;
 mod server;
 mod state;
@@ -63,6 +64,7 @@ pub use process_row::{
     ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
     ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, row_fields,
 };
+pub use rollout::RolloutRow;
 pub use schema::SchemaSet;
 pub use server::{Accepted, ConfigFileRow, ConfigOrigin, ErrorBody, ServerHealth, VersionInfo};
 pub use state::{

@@ -84,7 +84,7 @@ pub struct TaskItem {
     /// Result key of JOB, if the call does not contain the whole identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_key: Option<String>,
-    /// Restart only: starts a stopped process as well, and supervises it.
+    /// Restart: starts a stopped process as well, and supervises it. Rename: supervises the process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervises: bool,
     /// Index of its spec in the stored task.

@@ -303,6 +303,12 @@ fn state_requests(of: &Subject) -> Vec<Sample> {
         both(format!("{start}ledger/abide/{key}"), json!({"owner": owner}), INSTANCE);
     }
     let state = |request: Value, role: Role| sample(request, role, &[Part::Owner]);
+    // A hold is that of the instance's owner.
+    for start in ["", "at/gse/"] {
+        let hold = format!("{start}hold/{key}");
+        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": "{}"}]}}), Role::Operate));
+        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": null}]}}), Role::Operate));
+    }
     all.extend([
         state(json!({"range": {"prefix": format!("journal/{owner}/")}}), Role::Read),
         state(json!({"slice": {"prefix": format!("history/{owner}/"), "limit": 5}}), Role::Read),

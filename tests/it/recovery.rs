@@ -38,6 +38,7 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<HashedSpec>>, from: Opt
         registered: true,
         owned: true,
         origin: None,
+        protections: Vec::new(),
     }
 }
 

@@ -341,10 +341,13 @@ impl InstanceTask {
                 let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
                 self.shared.logs.rename(&from, &self.key);
-                if let Some(owned) = request.spec.clone() {
-                    self.state.given = Some(owned);
-                }
-                let (code, message) = done();
+                let (code, message) = match request.spec.clone() {
+                    Some(owned) if request.supervises => self.supervise(owned).await,
+                    given => {
+                        self.state.given = given.or(self.state.given.take());
+                        done()
+                    }
+                };
                 // Deletes the old entries in the commit that writes the new state: a killed agent loses neither.
                 let entries = [state_key(&from), intent_key(&from), pending_key(&from)];
                 let forget = entries.into_iter().fold(Txn::default(), |txn, key| txn.and(Txn::delete(key)));
@@ -401,6 +404,7 @@ impl InstanceTask {
                 self.launches.series = RestartSeries::default();
                 done()
             }
+            AgentOp::Rename { .. } if request.supervises => self.supervise(owned).await,
             AgentOp::Rename { .. } => {
                 self.state.given = Some(owned);
                 done()

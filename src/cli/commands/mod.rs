@@ -25,6 +25,7 @@ pub mod manual;
 pub mod own;
 pub mod plan;
 pub mod rollback;
+pub mod rollout;
 pub mod schema;
 pub mod serve;
 pub mod status;
