@@ -12,7 +12,7 @@ mod platform;
 mod row_state;
 pub mod sim;
 
-pub use abide::{Abide, LogRequest};
+pub use abide::{Abide, AuditFilter, LogRequest};
 pub use any::AnyBackend;
 pub use change_stream::{ChangeEvent, ChangeStream};
 pub use platform::{Business, Pace, Platform};
@@ -133,6 +133,14 @@ pub struct Watermark {
     pub gaps: BTreeMap<HostKey, String>,
 }
 
+/// Why operations are sent: the plan, and the revision and commit of its manifests. Gateways record it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangeOrigin {
+    pub plan: Option<String>,
+    pub revision: Option<String>,
+    pub commit: Option<String>,
+}
+
 /// One operation to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
@@ -153,6 +161,7 @@ pub struct Operation {
     pub registered: bool,
     /// Whether the label or the ledger shows that the owner already has the instance.
     pub owned: bool,
+    pub origin: Option<Arc<ChangeOrigin>>,
     /// Protections of the instance, for targets that keep them as a label.
     pub protections: Vec<Protection>,
 }
@@ -181,6 +190,7 @@ impl Operation {
             from: step.from.clone(),
             registered: false,
             owned: false,
+            origin: None,
             protections: Vec::new(),
         }
     }

@@ -135,6 +135,7 @@ pub enum Verb {
     Token(super::commands::token::TokenArgs),
     Host(super::commands::host::HostArgs),
     Access(super::commands::access::AccessArgs),
+    Audit(Box<super::commands::audit::AuditArgs>),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
     Convert(ConvertArgs),

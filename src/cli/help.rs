@@ -30,7 +30,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ),
     ("Run", &["up", "down", "serve", "agent", "token", "host"]),
     ("Convert", &["import", "export", "convert"]),
-    (TOOLS, &["doctor", "config", "access", "completions", "man", "version"]),
+    (TOOLS, &["doctor", "config", "access", "audit", "completions", "man", "version"]),
 ];
 
 /// The group of verbs that have no other.

@@ -24,9 +24,9 @@ use tracing::level_filters::LevelFilter;
 use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
-    access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
-    history, host, import, init, lease, logs, man, plan, rollback, rollout, schema, serve, status, token, up,
-    validate, version, watch,
+    access, agent, apply, audit, completions, config, convert, describe, diff, doctor, down, explain, export,
+    get, history, host, import, init, lease, logs, man, plan, rollback, rollout, schema, serve, status,
+    token, up, validate, version, watch,
 };
 use self::commands::{own, unprotect};
 use self::output::print::Printer;
@@ -166,6 +166,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Token(args) => token::run(&args, printer),
         Verb::Host(args) => host::run(&args, printer),
         Verb::Access(args) => access::run(&args, printer),
+        Verb::Audit(args) => audit::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),

@@ -8,6 +8,7 @@
 
 mod access;
 mod apply_report;
+mod audit;
 mod controller_status;
 mod event;
 mod figures;
@@ -33,6 +34,10 @@ mod words;
 pub use access::{AccessInfo, SessionInfo, TokenHash};
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
+};
+pub use audit::{
+    AuditAction, AuditCaller, AuditEntry, AuditEvent, AuditFailedRow, AuditInstances, AuditOutcome,
+    AuditPage, AuditProblem, AuditPurpose, AuditVerification,
 };
 pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};

@@ -17,6 +17,7 @@ use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
 use super::rollouts;
 use super::verify::{awaits_promotion, unhealthy};
+use crate::backend::ChangeOrigin;
 use crate::execute::Precheck;
 use crate::model::{HoldReason, Plan};
 use crate::observe::{SpecSearch, Target, TargetError};
@@ -127,8 +128,10 @@ where
         };
         let digests = self.announce(&plan);
         let begun = self.activation.history_entry(&self.input, &plan, &digests);
+        let revision = Some(begun.revision.clone());
+        let origin = ChangeOrigin { plan: begun.plan.clone(), revision, commit: begun.commit.clone() };
         let working = async {
-            let results = self.run(&plan, writer.lost()).await;
+            let results = self.run(&plan, origin, writer.lost()).await;
             if let Err(error) = rollouts::record_pauses(target.state(), &owner, &results.pauses).await {
                 // The next apply or watch reaches the same pause.
                 warn!(%error, "cannot record the pause of a rollout");

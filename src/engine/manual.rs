@@ -181,6 +181,7 @@ pub async fn execute_steps<T: Target>(
             check: |_| None,
             restraints,
             stop,
+            origin: None,
         };
         let plan = Plan { waves: vec![Wave { steps, ..Wave::default() }], ..Plan::default() };
         // No manifest is involved: nothing depends on anything.

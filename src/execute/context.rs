@@ -1,11 +1,13 @@
 //! Parameters of an execution: what the caller sets, and what the plan's inputs determine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ActiveHolds;
+use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::ids;
 use crate::model::{
@@ -36,6 +38,8 @@ pub struct ExecutionSettings {
     pub restraints: watch::Receiver<ActiveHolds>,
     /// Execution stops at the next safe point.
     pub stop: watch::Receiver<bool>,
+    /// The plan and revision that the steps belong to, for the audit log of the target.
+    pub origin: Option<Arc<ChangeOrigin>>,
 }
 
 /// Parameters of an execution.

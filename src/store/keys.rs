@@ -21,6 +21,7 @@
 //! | `fleet/token/ID` | join token: digest of its secret, hosts, expiry, creator, use |
 //! | `fleet/host/HOST` | certificate of a host: pinned key, agent, serial number, expiry, revocation |
 //! | `fleet/revoked/SERIAL` | revoked certificate, until it expires |
+//! | `audit-anchor` | head of the audit log's hash chain, and its oldest entry |
 //! | `probe` | time of the last write check |
 //! | `store-id` | identity of the store, as text |
 //!
@@ -80,6 +81,7 @@ pub const FLEET_PREFIX: &str = "fleet/";
 pub const JOIN_TOKEN_PREFIX: &str = "fleet/token/";
 pub const HOST_PIN_PREFIX: &str = "fleet/host/";
 pub const REVOKED_PREFIX: &str = "fleet/revoked/";
+pub const AUDIT_ANCHOR: &str = "audit-anchor";
 pub const PROBE: &str = "probe";
 pub const STORE_ID: &str = "store-id";
 

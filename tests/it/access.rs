@@ -266,6 +266,11 @@ fn named_requests(word: &str, of: &Subject) -> Vec<Sample> {
         "access" | "metrics" | "description" => Vec::new(),
         // These need everything: their own test compares them.
         "join_tokens" | "create_join_token" | "revoke_join_token" | "revoke_host" => Vec::new(),
+        "verify_audit" => Vec::new(),
+        "audit" => {
+            let query = format!("?namespace={namespace}");
+            vec![Sample { query, ..sample(json!({}), Role::Admin, &[Part::Namespace]) }]
+        }
         other => panic!("the matrix has no request for {other}"),
     }
 }

@@ -11,6 +11,8 @@ mod agent_limits;
 mod agent_monitoring;
 mod agent_recovery;
 mod apply;
+mod audit;
+mod audit_chain;
 mod blocked_reads;
 mod cases;
 mod certificate;

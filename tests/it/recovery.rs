@@ -37,6 +37,7 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<HashedSpec>>, from: Opt
         from,
         registered: true,
         owned: true,
+        origin: None,
         protections: Vec::new(),
     }
 }

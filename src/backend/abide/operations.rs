@@ -83,7 +83,7 @@ impl Abide {
             let mut body = self.body(orders[0]);
             body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
             let path = format!("/api/c/compapi/v2/gse/{name}/");
-            let signed = self.signed(format!("{call}.{nth}"), orders[0].owner.as_ref());
+            let signed = self.signed(format!("{call}.{nth}"), orders[0]);
             let asked = self.post(&path, &body, &signed).await;
             let rows: HashMap<String, RowWire> = match asked {
                 Ok(text) => read(&text)?,

@@ -3,6 +3,7 @@
 pub mod access;
 pub mod agent;
 pub mod apply;
+pub mod audit;
 pub mod completions;
 pub mod config;
 pub mod convert;

@@ -14,7 +14,7 @@ use crate::agent::{
 };
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::plan::owner::owner as resolve_owner;
-use crate::cli::commands::serve::{RunningGateway, Signals, open_store};
+use crate::cli::commands::serve::{RunningGateway, Signals, open_audit, open_store};
 use crate::cli::commands::watch as watch_over;
 use crate::cli::commands::watch::source::WatchSource;
 use crate::cli::local::{APP, Home, ServerLock};
@@ -27,6 +27,7 @@ use crate::cli::{Exit, Failure};
 use crate::dashboard::{self, AccessControl};
 use crate::error_chain::chain;
 
+use crate::gateway::audit::AuditSettings;
 use crate::gateway::auth::{Apps, Authenticator, Tokens};
 use crate::gateway::middleware::Limits;
 use crate::gateway::{FleetTrust, Gateway};
@@ -106,6 +107,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open_store(&home.path("gateway"))?;
+    let audit = open_audit(&home.path("gateway"), AuditSettings::default(), &store).await?;
     let from = WatchSource::Paths { paths: args.paths.clone(), only_poll: false };
     let notifiers = match args.paths.is_empty() {
         true => None,
@@ -123,7 +125,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
         }
     };
     let gateway = RunningGateway::start(
-        store,
+        (store, audit),
         socket,
         (None, FleetTrust::Disabled),
         authenticator,

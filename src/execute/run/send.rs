@@ -52,6 +52,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             Operation {
                 registered,
                 owned,
+                origin: self.terms.settings.origin.clone(),
                 protections: self.terms.protections.get(&step.instance).cloned().unwrap_or_default(),
                 ..Operation::of(step, step.id.to_string(), &self.terms.settings.owner)
             }

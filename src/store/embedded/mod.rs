@@ -26,7 +26,7 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::cache::{Cache, RecentChanges, beginning_with};
-use self::file::{connect, data_version, logged, prepare, understand};
+use self::file::{connect, data_version, logged, prepare, read_entry, understand};
 use self::high_water_mark::HighWaterMark;
 pub use self::trim::{Trim, TrimChoice};
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
@@ -88,6 +88,11 @@ impl Embedded {
         trim::trim_file(&mut connection, file, trim)?;
         drop(connection);
         Embedded::open_as(file, Some(lock), ChangeLog::Kept)
+    }
+
+    /// One value of a file that another process may have open exclusively. The file is not changed.
+    pub fn read_value(file: &Path, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        read_entry(file, key).map_err(|fault| fault.understand(file))
     }
 
     fn open_as(
