@@ -141,6 +141,15 @@ pub struct ChangeOrigin {
     pub commit: Option<String>,
 }
 
+/// What is known of an instance before an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PriorOwnership {
+    /// The instance was observed as registered.
+    pub registered: bool,
+    /// The label or the ledger shows that the owner already has the instance.
+    pub owned: bool,
+}
+
 /// One operation to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
@@ -157,10 +166,7 @@ pub struct Operation {
     pub reloaded_fields: Vec<Field>,
     /// The earlier name of a moved instance.
     pub from: Option<InstanceKey>,
-    /// Whether the instance was observed as registered.
-    pub registered: bool,
-    /// Whether the label or the ledger shows that the owner already has the instance.
-    pub owned: bool,
+    pub before: PriorOwnership,
     pub origin: Option<Arc<ChangeOrigin>>,
     /// Protections of the instance, for targets that keep them as a label.
     pub protections: Vec<Protection>,
@@ -188,8 +194,7 @@ impl Operation {
             revision: step.revision,
             reloaded_fields: step.reloaded_fields.clone(),
             from: step.from.clone(),
-            registered: false,
-            owned: false,
+            before: PriorOwnership::default(),
             origin: None,
             protections: Vec::new(),
         }

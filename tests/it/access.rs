@@ -306,8 +306,8 @@ fn state_requests(of: &Subject) -> Vec<Sample> {
     // A hold is that of the instance's owner.
     for start in ["", "at/gse/"] {
         let hold = format!("{start}hold/{key}");
-        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": "{}"}]}}), Role::Operate));
         all.push(state(json!({"txn": {"writes": [{"key": hold, "value": null}]}}), Role::Operate));
+        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": "{}"}]}}), Role::Operate));
     }
     all.extend([
         state(json!({"range": {"prefix": format!("journal/{owner}/")}}), Role::Read),

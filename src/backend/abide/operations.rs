@@ -74,7 +74,7 @@ impl Abide {
             let name = match order.op {
                 Op::Unregister => "unregister_proc_info",
                 // A first registration must not overwrite one made since the observation: the gateway returns 850.
-                _ if !order.registered && !order.owned => "register_proc_info",
+                _ if !order.before.registered && !order.before.owned => "register_proc_info",
                 _ => "update_proc_info",
             };
             calls.entry((order.instance.process().to_string(), name, spec)).or_default().push(order);

@@ -72,7 +72,7 @@ impl Item {
         let does = match (GseOp::of(order.op), order.op) {
             (Some(op), _) => PlatformAction::Operate(op),
             (None, Op::Unregister) => PlatformAction::Unregister,
-            (None, _) if order.registered => PlatformAction::Update,
+            (None, _) if order.before.registered => PlatformAction::Update,
             (None, _) => PlatformAction::Register,
         };
         Item {

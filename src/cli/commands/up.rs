@@ -109,12 +109,9 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     let store = open_store(&home.path("gateway"))?;
     let audit = open_audit(&home.path("gateway"), AuditSettings::default(), &store).await?;
     let from = WatchSource::Paths { paths: args.paths.clone(), only_poll: false };
-    let notifiers = match args.paths.is_empty() {
-        true => None,
-        false => {
-            Some(Notifiers::start(&args.tell, watch_over::controller_info(&from, &controller, "local"))?)
-        }
-    };
+    let start_notifiers =
+        || Notifiers::start(&args.tell, watch_over::controller_info(&from, &controller, "local"));
+    let notifiers = (!args.paths.is_empty()).then(start_notifiers).transpose()?;
     let state = Reloadable::fixed(store.clone());
     let page_access = || with_people(default_access(args.listen, printer), &args.people);
     let access = notifiers.as_ref().map(|_| page_access()).transpose()?;
