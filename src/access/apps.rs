@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::error::{CredentialsError, CredentialsFileError, read_list};
 use super::grant::{AccessRole, Grant, Principal};
-use super::limits::{AppLimits, LimitsEntry};
+use super::limits::{AppLimits, LimitsEntry, NamespaceLimitTable};
 use crate::clock;
 use crate::contract::AccessInfo;
 use crate::escape::visible;
@@ -26,7 +26,10 @@ const MAX_SECRETS: usize = 2;
 
 /// Known callers: the apps of an apps file, and the people of a users file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Apps(pub(super) Vec<App>);
+pub struct Apps {
+    pub(super) callers: Vec<App>,
+    pub(super) namespaces: Arc<NamespaceLimitTable>,
+}
 
 /// An app or a person.
 #[derive(Clone, PartialEq, Eq)]
@@ -90,6 +93,9 @@ struct AppsFile {
     /// Of each app without limits of its own.
     #[serde(default)]
     limits: LimitsEntry,
+    /// Limits of namespaces.
+    #[serde(default)]
+    namespaces: NamespaceLimitTable,
 }
 
 #[derive(Deserialize)]
@@ -172,15 +178,19 @@ impl Apps {
             }
             apps.push(app);
         }
-        Ok((Apps(apps), short))
+        Ok((Apps { callers: apps, namespaces: Arc::new(file.namespaces) }, short))
     }
 
     pub fn find(&self, code: &str) -> Option<&App> {
-        self.0.iter().find(|app| app.code == code)
+        self.callers.iter().find(|app| app.code == code)
+    }
+
+    pub(crate) fn namespace_limits(&self) -> &Arc<NamespaceLimitTable> {
+        &self.namespaces
     }
 
     pub fn principals(&self) -> impl Iterator<Item = &Principal> {
-        self.0.iter().map(|app| &app.grant.principal)
+        self.callers.iter().map(|app| &app.grant.principal)
     }
 
     /// The app with these credentials.
@@ -193,7 +203,7 @@ impl Apps {
     pub(super) fn find_secret(&self, secret: &str, is_meant: impl Fn(&App) -> bool) -> Option<AppLogin<'_>> {
         let digest: SecretDigest = Sha256::digest(secret.as_bytes()).into();
         let mut found = None;
-        for app in &self.0 {
+        for app in &self.callers {
             let is_meant = is_meant(app);
             for secret in &app.secrets {
                 if is_meant & bool::from(secret.digest.ct_eq(&digest)) {

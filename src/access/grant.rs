@@ -71,6 +71,14 @@ impl Principal {
         }
     }
 
+    /// The kind of caller, in audit entries.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Principal::App(_) => "app",
+            Principal::Person(_) => "person",
+        }
+    }
+
     /// The unique name among all callers, in stored records and in logs.
     pub fn code(&self) -> String {
         match self {

@@ -14,5 +14,5 @@ pub use error::{CredentialsError, CredentialsFileError};
 pub use grant::{
     AccessRequest, AccessRole, Grant, GrantPart, MissingGrant, Principal, UnknownRole, authorize,
 };
-pub use limits::AppLimits;
+pub use limits::{AppLimits, NamespaceLimitTable, NamespaceLimits};
 pub use people::{MIN_TOKEN_CHARS, token_digest};

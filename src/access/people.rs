@@ -88,16 +88,17 @@ impl Apps {
             }
             people.push(person);
         }
-        Ok(Apps(people))
+        Ok(Apps { callers: people, ..Apps::default() })
     }
 
     /// These callers and the people of a users file.
-    pub fn with_people(self, people: Apps) -> Apps {
-        Apps(self.0.into_iter().chain(people.0).collect())
+    pub fn with_people(mut self, people: Apps) -> Apps {
+        self.callers.extend(people.callers);
+        self
     }
 
     pub fn has_people(&self) -> bool {
-        self.0.iter().any(App::is_person)
+        self.callers.iter().any(App::is_person)
     }
 
     pub fn find_person(&self, name: &str) -> Option<&App> {

@@ -338,19 +338,19 @@ async fn end_hook(shared: &AgentContext, intent: &LaunchIntent) {
     if let Some(shell) = shared.exits.shell(&id) {
         kill_group(&shell);
     }
-    if let Ok(rights) = shared.rights_of(spec) {
-        ProcessTree::of_command(&id, shared.groups.of(&id), rights.account().uid()).end(Duration::ZERO).await;
-    }
+    // The account may be gone: the uid of the launch is stored.
+    let uid = intent.uid.or_else(|| Some(shared.rights_of(spec).ok()?.account().uid()));
+    ProcessTree::of_command(&id, shared.groups.of(&id), uid).end(Duration::ZERO).await;
 }
 
 /// Ends the check commands that an earlier agent began: their results are lost, and this agent runs its own.
 async fn end_probes(shared: &AgentContext, states: &HashMap<InstanceKey, InstanceState>) {
     let runs = states.values().filter_map(|state| state.run.as_ref());
     let checked = runs.filter(|run| run.identity.boot == boot_id() && checks::has_command(&run.live.spec));
-    let trees = checked.filter_map(|run| {
-        let uid = shared.rights_of(&run.live.spec).ok()?.account().uid();
+    let trees = checked.map(|run| {
+        let uid = run.uid.or_else(|| Some(shared.rights_of(&run.live.spec).ok()?.account().uid()));
         let id = probe_id(&run.identity);
-        Some(ProcessTree::of_command(&id, shared.groups.of(&id), uid))
+        ProcessTree::of_command(&id, shared.groups.of(&id), uid)
     });
     end_commands(trees.collect()).await;
 }

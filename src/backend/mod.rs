@@ -12,7 +12,7 @@ mod platform;
 mod row_state;
 pub mod sim;
 
-pub use abide::{Abide, LogRequest};
+pub use abide::{Abide, AuditFilter, LogRequest};
 pub use any::AnyBackend;
 pub use change_stream::{ChangeEvent, ChangeStream};
 pub use platform::{Business, Pace, Platform};
@@ -28,7 +28,8 @@ use crate::clock;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{CallError, TransportError, UnreadableResponse};
 use crate::model::{
-    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, SpecRevision, Step, Time,
+    Dialect, Field, HashedSpec, Host, HostKey, InstanceKey, Name, Observed, Op, Protection, SpecRevision,
+    Step, Time,
 };
 
 pub trait Backend: Send + Sync {
@@ -132,6 +133,23 @@ pub struct Watermark {
     pub gaps: BTreeMap<HostKey, String>,
 }
 
+/// Why operations are sent: the plan, and the revision and commit of its manifests. Gateways record it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangeOrigin {
+    pub plan: Option<String>,
+    pub revision: Option<String>,
+    pub commit: Option<String>,
+}
+
+/// What is known of an instance before an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PriorOwnership {
+    /// The instance was observed as registered.
+    pub registered: bool,
+    /// The label or the ledger shows that the owner already has the instance.
+    pub owned: bool,
+}
+
 /// One operation to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
@@ -148,10 +166,10 @@ pub struct Operation {
     pub reloaded_fields: Vec<Field>,
     /// The earlier name of a moved instance.
     pub from: Option<InstanceKey>,
-    /// Whether the instance was observed as registered.
-    pub registered: bool,
-    /// Whether the label or the ledger shows that the owner already has the instance.
-    pub owned: bool,
+    pub before: PriorOwnership,
+    pub origin: Option<Arc<ChangeOrigin>>,
+    /// Protections of the instance, for targets that keep them as a label.
+    pub protections: Vec<Protection>,
 }
 
 /// Idempotency key of the nth rename of a call: each rename is a separate task.
@@ -176,8 +194,9 @@ impl Operation {
             revision: step.revision,
             reloaded_fields: step.reloaded_fields.clone(),
             from: step.from.clone(),
-            registered: false,
-            owned: false,
+            before: PriorOwnership::default(),
+            origin: None,
+            protections: Vec::new(),
         }
     }
 }

@@ -25,9 +25,9 @@ use tracing::level_filters::LevelFilter;
 use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
-    access, agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get,
-    history, host, import, init, lease, logs, man, plan, rollback, schema, serve, status, token, up,
-    validate, version, watch,
+    access, agent, apply, audit, completions, config, convert, describe, diff, doctor, down, explain, export,
+    get, history, host, import, init, lease, logs, man, plan, rollback, rollout, schema, serve, status,
+    token, up, validate, version, watch,
 };
 use self::commands::{own, unprotect};
 use self::output::print::Printer;
@@ -159,6 +159,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Kill(args) => operate::run(Op::Kill, &args, printer),
         Verb::Release(args) => release::run(&args, printer),
         Verb::Unprotect(args) => unprotect::run(&args, printer),
+        Verb::Rollout(args) => rollout::run(*args, printer),
         Verb::Own(args) => own::run(&args, printer),
         Verb::Pause(args) => pause::pause(&args, printer),
         Verb::Resume(args) => pause::resume(&args, printer),
@@ -166,6 +167,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Token(args) => token::run(&args, printer),
         Verb::Host(args) => host::run(&args, printer),
         Verb::Access(args) => access::run(&args, printer),
+        Verb::Audit(args) => audit::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),

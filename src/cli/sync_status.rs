@@ -8,6 +8,7 @@ use super::target::ConnectedTarget;
 use crate::clock;
 use crate::contract::NextAction;
 use crate::control::{pin, stored_revisions, suspended};
+use crate::engine::rollouts;
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, HostKey, InstanceKey, Observed};
 use crate::observe::Target;
@@ -41,7 +42,9 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
         let by_controller = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
         let (manual, pauses) = (holds.clone(), pauses.clone());
         let holds = HoldRules { manual, pauses, by_controller, ..HoldRules::default() };
-        let rules = Rules { owner, holds, ..Rules::new(live.caps()) };
+        let decided = rollouts::read(&live.state, &owner).await.unwrap_or_default();
+        let rollouts = rollouts::progress(&decided);
+        let rules = Rules { owner, holds, rollouts, ..Rules::new(live.caps()) };
         all.extend(statuses_of_owner(&desired, &observed, &rules));
     }
     Ok(all)
@@ -80,11 +83,18 @@ pub async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desir
     if loaded.errors() > 0 {
         return None;
     }
-    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-    if let (true, Some(me)) = (live.name == "local", me) {
-        set_default_user(&mut loaded.desired, &me.name);
-    }
+    live.set_default_user(&mut loaded.desired);
     Some(loaded.desired)
+}
+
+impl ConnectedTarget {
+    /// On the local target, processes without a user run as the caller.
+    pub fn set_default_user(&self, desired: &mut Desired) {
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+        if let (true, Some(me)) = (self.name == "local", me) {
+            set_default_user(desired, &me.name);
+        }
+    }
 }
 
 fn statuses_of_owner(

@@ -8,6 +8,7 @@
 
 mod access;
 mod apply_report;
+mod audit;
 mod controller_status;
 mod event;
 mod figures;
@@ -22,6 +23,7 @@ mod log;
 mod plan;
 mod problem;
 mod process_row;
+mod rollout;
 mod schema;
 mod server;
 mod state;
@@ -32,6 +34,10 @@ mod words;
 pub use access::{AccessInfo, SessionInfo, TokenHash};
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
+};
+pub use audit::{
+    AuditAction, AuditCaller, AuditEntry, AuditEvent, AuditFailedRow, AuditInstances, AuditOutcome,
+    AuditPage, AuditProblem, AuditPurpose, AuditVerification,
 };
 pub use controller_status::PublishedStatus;
 pub use event::{EventDetails, EventEntry, EventKind, EventLevel};
@@ -58,6 +64,7 @@ pub use process_row::{
     ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
     ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, row_fields,
 };
+pub use rollout::RolloutRow;
 pub use schema::SchemaSet;
 pub use server::{Accepted, ConfigFileRow, ConfigOrigin, ErrorBody, ServerHealth, VersionInfo};
 pub use state::{

@@ -21,6 +21,7 @@ use super::event::{ControllerEvent, EventSink};
 use super::history::RunEnd;
 use super::in_flight::has_barriers;
 use super::{ControllerConfig, Target, history};
+use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::contract::{HistoryEntry, OperationCounts};
 use crate::engine::rollback::{PreviousState, names_of, reasons_of};
@@ -100,7 +101,13 @@ impl<T: Target> Executor<'_, T> {
         let WorkItem { plan, desired, observed, lease, ends, .. } = &item;
         self.events.emit(ControllerEvent::ExecutionStarted { steps: plan.steps().count() });
         let (restrain, restraints) = watch::channel(ActiveHolds::default());
-        let settings = self.execution_settings(item.run.clone(), restraints, ends.subscribe());
+        let origin = ChangeOrigin {
+            plan: None,
+            revision: Some(item.revision.to_string()),
+            commit: item.commit.clone(),
+        };
+        let origin = Some(Arc::new(origin));
+        let settings = self.execution_settings(item.run.clone(), origin, restraints, ends.subscribe());
         let context = ExecutionContext::new(settings, desired, observed, plan);
         let mut tracker = InstanceTracker::of(plan);
         let mut each = |event: ExecutionEvent<'_>| {
@@ -146,6 +153,7 @@ impl<T: Target> Executor<'_, T> {
     fn execution_settings(
         &self,
         run: String,
+        origin: Option<Arc<ChangeOrigin>>,
         restraints: watch::Receiver<ActiveHolds>,
         stop: watch::Receiver<bool>,
     ) -> ExecutionSettings {
@@ -159,6 +167,7 @@ impl<T: Target> Executor<'_, T> {
             check: self.config.check,
             restraints,
             stop,
+            origin,
         }
     }
 
@@ -206,8 +215,9 @@ impl<T: Target> Executor<'_, T> {
         let plan = previous.plan(&mut observed, &self.config.rules, &now);
         let (why, steps) = (&reasons_of(processes), plan.steps().count());
         self.events.emit(ControllerEvent::RolledBack { processes: names, why, steps });
-        let ExecutionSettings { run, restraints, stop, .. } = &context.settings;
-        let settings = self.execution_settings(format!("{run}-back"), restraints.clone(), stop.clone());
+        let ExecutionSettings { run, restraints, stop, origin, .. } = &context.settings;
+        let (run, origin) = (format!("{run}-back"), origin.clone());
+        let settings = self.execution_settings(run, origin, restraints.clone(), stop.clone());
         let again = ExecutionContext::new(settings, back, &observed, &plan);
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |event: ExecutionEvent<'_>| self.forward_event(&plan, &event);

@@ -17,6 +17,8 @@ pub enum Activation {
     New,
     /// An earlier revision: pinned.
     Pinned(Pin),
+    /// The active revision stays, and so do recorded protections.
+    Nothing,
 }
 
 /// The source of the manifests, as it is recorded, and whether it may differ from the last one.
@@ -24,6 +26,15 @@ pub enum Activation {
 pub(super) struct ManifestSource<'a> {
     pub name: &'a str,
     pub accepted: bool,
+}
+
+/// How an apply without steps records its revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RevisionRecord {
+    /// Nothing is written.
+    Keep,
+    Store,
+    Activate,
 }
 
 impl Activation {
@@ -36,9 +47,13 @@ impl Activation {
         source: ManifestSource<'_>,
     ) -> Result<Option<Pin>, Error> {
         let owner = &input.rules.owner;
+        if let Activation::Nothing = self {
+            return Ok(None);
+        }
         // Before the revision: a crash in between leaves a protection too many, not one too few.
         protections::record(state, owner, &input.loaded.desired, &input.rules.selection).await?;
         match self {
+            Activation::Nothing => Ok(None),
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
                 let revision = ManifestRevision::of(&input.loaded.desired);
@@ -58,27 +73,45 @@ impl Activation {
         }
     }
 
-    /// Whether the revision is active already, so that nothing has to be written. A source other than the active one
-    /// becomes active with its first step, or if the caller accepted it.
-    pub(super) async fn is_active<S: Store>(
+    /// How an apply without steps records the revision. A source other than the active one becomes active with its
+    /// first step, or if the caller accepted it; until then it is stored.
+    pub(super) async fn record_without_steps<S: Store>(
         &self,
         state: &S,
         input: &PlanInput,
         source: ManifestSource<'_>,
-    ) -> Result<bool, Error> {
+    ) -> Result<RevisionRecord, Error> {
         let owner = &input.rules.owner;
         match self {
-            Activation::Pinned(_) => Ok(false),
-            Activation::New => {
-                let pinned = pin::read(state, owner).await?;
-                let active = stored_revisions::active(state, owner).await?.0;
-                let is_current = |active: ActiveRevision| match active.source == source.name {
-                    true => active.revision == ManifestRevision::of(&input.loaded.desired),
-                    false => !source.accepted,
-                };
-                Ok(pinned.is_none() && active.is_none_or(is_current))
-            }
+            Activation::Pinned(_) => return Ok(RevisionRecord::Activate),
+            Activation::Nothing => return Ok(RevisionRecord::Keep),
+            Activation::New => {}
         }
+        let is_pinned = pin::read(state, owner).await?.is_some();
+        let active = stored_revisions::active(state, owner).await?.0;
+        let is_current =
+            |active: &ActiveRevision| active.revision == ManifestRevision::of(&input.loaded.desired);
+        Ok(match active {
+            _ if is_pinned => RevisionRecord::Activate,
+            Some(active) if active.source != source.name && !source.accepted => RevisionRecord::Store,
+            Some(active) if active.source == source.name && is_current(&active) => RevisionRecord::Keep,
+            Some(_) | None => RevisionRecord::Activate,
+        })
+    }
+
+    /// Stores the revision of a source that is not active.
+    pub(super) async fn store<S: Store>(
+        state: &S,
+        input: &PlanInput,
+        source: ManifestSource<'_>,
+    ) -> Result<(), Error> {
+        let revision = ManifestRevision::of(&input.loaded.desired);
+        let (owner, texts) = (&input.rules.owner, input.loaded.file_contents());
+        let new =
+            NewRevision { owner, source: source.name, revision: &revision, commit: None, texts: &texts };
+        stored_revisions::store_inactive(state, &new).await?;
+        let _ = stored_revisions::gc(state, owner).await;
+        Ok(())
     }
 
     /// The history entry at the start of the run.
@@ -89,7 +122,7 @@ impl Activation {
         digests: &PlanDigests,
     ) -> HistoryEntry {
         let commit = match self {
-            Activation::New => None,
+            Activation::New | Activation::Nothing => None,
             Activation::Pinned(pin) => pin.commit.clone(),
         };
         HistoryEntry {

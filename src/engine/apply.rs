@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::warn;
 
-use super::activate::{Activation, ManifestSource, history_result};
+use super::activate::{Activation, ManifestSource, RevisionRecord, history_result};
 use super::error::ApplyError;
 use super::history;
 use super::input::{PlanDigests, PlanInput, SpecLookup, step_lines};
@@ -14,7 +15,9 @@ use super::lease::{GRACE, WriterLease};
 use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
-use super::verify::unhealthy;
+use super::rollouts;
+use super::verify::{awaits_promotion, unhealthy};
+use crate::backend::ChangeOrigin;
 use crate::execute::Precheck;
 use crate::model::{HoldReason, Plan};
 use crate::observe::{SpecSearch, Target, TargetError};
@@ -92,15 +95,20 @@ where
         within(self.limits.deadline, self.activate_if_needed()).await?;
         let digests = self.announce(&plan);
         let unhealthy = unhealthy(&self.input);
+        let waits = unhealthy.is_empty() && awaits_promotion(plan.held.iter().map(|held| held.reason));
         let conclusion = match plan.held.is_empty() && unhealthy.is_empty() {
             true => Conclusion::Done,
+            false if waits => Conclusion::AwaitingPromotion,
             false => Conclusion::Incomplete,
         };
+        let recording =
+            rollouts::record_pauses(self.target.state(), &self.input.rules.owner, &plan.pauses).await;
+        recording.map_err(|error| self.state_error(error))?;
         let reason = sole_reason(plan.held.iter().map(|held| Some(held.reason)));
         let reason = reason.filter(|_| unhealthy.is_empty());
         let converged = Some(conclusion == Conclusion::Done);
-        let (ended, rolled_back) = (Vec::new(), BTreeMap::new());
-        let results = Results { ended, converged, conclusion, reason, unhealthy, rolled_back };
+        let (ended, rolled_back, pauses) = (Vec::new(), BTreeMap::new(), plan.pauses.clone());
+        let results = Results { ended, converged, conclusion, reason, unhealthy, rolled_back, pauses };
         Ok(results.report(plan, digests))
     }
 
@@ -120,8 +128,14 @@ where
         };
         let digests = self.announce(&plan);
         let begun = self.activation.history_entry(&self.input, &plan, &digests);
+        let revision = Some(begun.revision.clone());
+        let origin = ChangeOrigin { plan: begun.plan.clone(), revision, commit: begun.commit.clone() };
         let working = async {
-            let results = self.run(&plan, writer.lost()).await;
+            let results = self.run(&plan, origin, writer.lost()).await;
+            if let Err(error) = rollouts::record_pauses(target.state(), &owner, &results.pauses).await {
+                // The next apply or watch reaches the same pause.
+                warn!(%error, "cannot record the pause of a rollout");
+            }
             let report = results.report(plan, digests);
             let end = history_result(&report);
             writer.release(target).await;
@@ -153,11 +167,15 @@ where
     }
 
     async fn activate_if_needed(&mut self) -> Result<(), ApplyError> {
-        let is_active =
-            self.activation.is_active(self.target.state(), &self.input, self.manifest_source()).await;
-        match is_active.map_err(|error| self.state_error(error))? {
-            true => Ok(()),
-            false => self.activate().await,
+        let (state, source) = (self.target.state(), self.manifest_source());
+        let record = self.activation.record_without_steps(state, &self.input, source).await;
+        match record.map_err(|error| self.state_error(error))? {
+            RevisionRecord::Keep => Ok(()),
+            RevisionRecord::Store => {
+                let stored = Activation::store(state, &self.input, self.manifest_source()).await;
+                stored.map_err(|error| self.state_error(error))
+            }
+            RevisionRecord::Activate => self.activate().await,
         }
     }
 

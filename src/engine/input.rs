@@ -8,7 +8,7 @@ use super::activate::changed_source;
 use super::error::ApplyError;
 use super::other_sources::declared_elsewhere;
 use super::pin::{self, Pin};
-use super::{protections, stored_revisions};
+use super::{protections, rollouts, stored_revisions};
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
@@ -79,15 +79,21 @@ impl<S: SpecSearch> PlanRequest<S> {
             }
         }
         if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
-            let stored = stored_revisions::list(target.state(), &rules.owner).await.map_err(state_error)?;
-            let elsewhere = declared_elsewhere(target.state(), &rules.owner, source, &stored, &limits).await;
-            rules.orphans.declared_elsewhere = elsewhere.map_err(state_error)?;
+            let (state, owner) = (target.state(), &rules.owner);
+            let (stored, are_all_read) =
+                stored_revisions::list_readable(state, owner).await.map_err(state_error)?;
+            let elsewhere = declared_elsewhere(state, owner, source, (&stored, are_all_read), &limits).await;
+            let elsewhere = elsewhere.map_err(state_error)?;
+            rules.orphans.declared_elsewhere = elsewhere.instances;
+            rules.orphans.source_unreadable |= elsewhere.is_incomplete;
         }
         let pin = match activates {
             true => pin::read(target.state(), &rules.owner).await.map_err(state_error)?.map(|(pin, _)| pin),
             false => None,
         };
         (rules.holds.manual, rules.holds.pauses) = target.active_holds().await?;
+        let decided = rollouts::read(target.state(), &rules.owner).await.map_err(state_error)?;
+        rules.rollouts = rollouts::progress(&decided);
         if rules.prune {
             rules.holds.protections = protections::read(target.state()).await.map_err(state_error)?;
         }
@@ -173,6 +179,9 @@ impl PlanInput {
     /// Reads the current holds and pauses.
     pub(super) async fn refresh_holds<T: Target>(&mut self, target: &T) -> Result<(), ApplyError> {
         (self.rules.holds.manual, self.rules.holds.pauses) = target.active_holds().await?;
+        let decided = rollouts::read(target.state(), &self.rules.owner).await;
+        let decided = decided.map_err(|error| TargetError::state(target.name(), error))?;
+        self.rules.rollouts = rollouts::progress(&decided);
         if self.rules.prune {
             let read = protections::read(target.state()).await;
             self.rules.holds.protections = read.map_err(|error| TargetError::state(target.name(), error))?;

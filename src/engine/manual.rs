@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::protections;
 use crate::clock;
 use crate::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, StepResult, execute};
 use crate::model::{
@@ -161,6 +162,10 @@ pub async fn execute_steps<T: Target>(
         let owner = before.instances.get(&step.instance).and_then(|seen| seen.owner.as_deref());
         owners.entry(owner).or_default().push(Step { id, ..step });
     }
+    let protected = match target.caps().reads_specs {
+        true => protections::Protections::new(),
+        false => protections::read(target.state()).await.unwrap_or_default(),
+    };
     let mut all = Vec::new();
     for (nth, (owner, steps)) in owners.into_iter().enumerate() {
         let (_going_on, stop) = watch::channel(false);
@@ -176,10 +181,18 @@ pub async fn execute_steps<T: Target>(
             check: |_| None,
             restraints,
             stop,
+            origin: None,
         };
         let plan = Plan { waves: vec![Wave { steps, ..Wave::default() }], ..Plan::default() };
         // No manifest is involved: nothing depends on anything.
-        let context = ExecutionContext::new(settings, &Desired::default(), before, &plan);
+        let mut context = ExecutionContext::new(settings, &Desired::default(), before, &plan);
+        // An operation sends the labels again: it must not end a protection.
+        for step in plan.steps() {
+            let recorded = protected.get(&step.instance).filter(|recorded| !recorded.is_empty());
+            if let Some(recorded) = recorded {
+                context.protections.entry(step.instance.clone()).or_insert_with(|| recorded.clone());
+            }
+        }
         all.extend(execute(&plan, target.backend(), target.state(), &context, &mut |_| {}).await.ended);
     }
     all.sort_by_key(|ended| ended.step);

@@ -33,6 +33,7 @@ pub mod pin;
 pub mod protections;
 pub mod published_status;
 pub mod rollback;
+pub mod rollouts;
 pub mod stored_revisions;
 pub mod transfer;
 

@@ -1,9 +1,12 @@
 //! Instances that another source of the same owner declares: they are not orphans of this one.
 //!
 //! Each stored revision has its source. An instance belongs to the source whose stored revision declared it last. A directory
-//! contains the directories in it: their instances belong to it as well.
+//! contains the directories in it: their instances belong to it as well. If a stored revision cannot be read, it is unknown
+//! which instances it declares: nothing is pruned.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use tracing::warn;
 
 use super::stored_revisions::{self, Snapshot};
 use crate::manifest::{self, Limits};
@@ -16,19 +19,27 @@ pub fn contains(parent: &str, child: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// The declarations of other sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeclaredElsewhere {
+    pub instances: BTreeSet<InstanceKey>,
+    /// A revision of another source cannot be read, or only in part.
+    pub is_incomplete: bool,
+}
+
 /// The instances that other sources declare, by the stored revisions, newest first.
 pub async fn declared_elsewhere<S: Store>(
     state: &S,
     owner: &str,
     source: &str,
-    stored: &[Snapshot],
+    (stored, are_all_read): (&[Snapshot], bool),
     limits: &Limits,
-) -> Result<BTreeSet<InstanceKey>, Error> {
+) -> Result<DeclaredElsewhere, Error> {
+    let mut elsewhere = DeclaredElsewhere { is_incomplete: !are_all_read, ..DeclaredElsewhere::default() };
     let is_other = |snapshot: &&Snapshot| !contains(source, &snapshot.source);
     let Some(oldest) = stored.iter().filter(is_other).map(|snapshot| snapshot.at).min() else {
-        return Ok(BTreeSet::new());
+        return Ok(elsewhere);
     };
-    let mut elsewhere = BTreeSet::new();
     // Instances of a newer revision belong to its source, whatever older ones declare.
     let mut assigned: BTreeSet<InstanceKey> = BTreeSet::new();
     let mut sources: BTreeSet<&str> = BTreeSet::new();
@@ -38,24 +49,39 @@ pub async fn declared_elsewhere<S: Store>(
         if !is_ours && !sources.insert(&snapshot.source) {
             continue;
         }
-        for key in instances(state, owner, snapshot, limits).await? {
+        let (declared, is_whole) = instances(state, owner, snapshot, limits).await?;
+        elsewhere.is_incomplete |= !is_whole && !is_ours;
+        for key in declared {
             if assigned.insert(key.clone()) && !is_ours {
-                elsewhere.insert(key);
+                elsewhere.instances.insert(key);
             }
         }
     }
     Ok(elsewhere)
 }
 
+/// The instances of a stored revision, and whether all of it can be read.
 async fn instances<S: Store>(
     state: &S,
     owner: &str,
     snapshot: &Snapshot,
     limits: &Limits,
-) -> Result<Vec<InstanceKey>, Error> {
-    let texts = stored_revisions::texts(state, owner, snapshot).await?;
+) -> Result<(Vec<InstanceKey>, bool), Error> {
+    let texts = match stored_revisions::texts(state, owner, snapshot).await {
+        Ok(texts) => texts,
+        Err(error @ Error::Corrupt { .. }) => {
+            warn!(%error, source = %snapshot.source, revision = %snapshot.revision, "cannot read a stored revision");
+            return Ok((Vec::new(), false));
+        }
+        Err(error) => return Err(error),
+    };
     let loaded = manifest::load_files(texts, Vec::new(), limits, &BTreeMap::new());
-    Ok(loaded.desired.instances.into_keys().collect())
+    let errors = loaded.errors();
+    if errors > 0 {
+        let (source, revision) = (&snapshot.source, &snapshot.revision);
+        warn!(%source, %revision, errors, "a stored revision of the owner has errors: nothing is pruned");
+    }
+    Ok((loaded.desired.instances.into_keys().collect(), errors == 0))
 }
 
 #[cfg(test)]

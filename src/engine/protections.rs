@@ -2,6 +2,8 @@
 //!
 //! `protect/INSTANCE` is written when a revision with `protect` becomes active. A manifest that declares the instance
 //! without it deletes the entry, and so does `abide unprotect`. Deleting the file changes nothing: prune holds the instance.
+//! GSE also keeps the protections as a label of the process, which other control hosts read. There `abide unprotect` writes
+//! an entry without protections, which ends those of the label.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +59,9 @@ pub async fn record<S: Store>(
         let protect = &want.origin.protect;
         let stored = stored.get(key);
         let is_foreign = stored.is_some_and(|(_, by)| by.as_deref().is_some_and(|by| by != owner));
-        let is_same = stored.map_or(protect.is_empty(), |(stored, _)| is_equal(stored, protect));
+        // An entry without protections ends those of a label, until a manifest declares the process again.
+        let is_same =
+            stored.map_or(protect.is_empty(), |(stored, _)| !stored.is_empty() && is_equal(stored, protect));
         if is_same || is_foreign || !selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
             continue;
         }
@@ -86,10 +90,15 @@ fn is_equal(one: &[Protection], other: &[Protection]) -> bool {
         && other.iter().all(|protection| one.contains(protection))
 }
 
-/// Ends the protections of these instances.
-pub async fn end<S: Store>(state: &S, instances: &[InstanceKey]) -> Result<(), Error> {
+/// Ends the protections of these instances. An instance that has them as a label has its owner here.
+pub async fn end<S: Store>(state: &S, instances: &[(InstanceKey, Option<String>)]) -> Result<(), Error> {
     for part in instances.chunks(MAX_WRITES) {
-        let txn = part.iter().fold(Txn::default(), |txn, key| txn.and(Txn::delete(keys::protection(key))));
+        let txn = part.iter().fold(Txn::default(), |txn, (key, owner)| {
+            txn.and(match owner {
+                Some(owner) => put(key, owner, &[]),
+                None => Txn::delete(keys::protection(key)),
+            })
+        });
         state.txn(txn).await?;
     }
     Ok(())

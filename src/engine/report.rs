@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::input::PlanDigests;
 use crate::execute::StepResult;
-use crate::model::{Health, HoldReason, InstanceKey, Plan, ProcessKey};
+use crate::model::{Health, HoldReason, InstanceKey, Plan, ProcessKey, RolloutPause};
 
 /// The result of an apply.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct Report {
     pub unhealthy: Vec<Unhealthy>,
     /// Processes whose rollout failed and was rolled back, each with the reason.
     pub rolled_back: BTreeMap<ProcessKey, String>,
+    /// Pauses of rollouts in the last plan.
+    pub pauses: Vec<RolloutPause>,
 }
 
 /// How an apply ended.
@@ -36,6 +38,8 @@ pub enum Conclusion {
     LeaseLost,
     /// A rollout failed and was rolled back.
     RolledBack,
+    /// Everything is done up to the pause of a rollout, which waits for a promotion.
+    AwaitingPromotion,
     /// Stopped at a safe point by the caller, with the caller's exit code.
     Stopped(u8),
 }
@@ -46,7 +50,7 @@ impl Conclusion {
         match self {
             Conclusion::Done => 0,
             Conclusion::Incomplete => 3,
-            Conclusion::TimedOut => 5,
+            Conclusion::TimedOut | Conclusion::AwaitingPromotion => 5,
             Conclusion::LeaseLost => 6,
             Conclusion::RolledBack => 7,
             Conclusion::Stopped(code) => code,
@@ -69,15 +73,21 @@ pub(super) struct Results {
     pub reason: Option<HoldReason>,
     pub unhealthy: Vec<Unhealthy>,
     pub rolled_back: BTreeMap<ProcessKey, String>,
+    /// Pauses of rollouts in the last plan.
+    pub pauses: Vec<RolloutPause>,
 }
 
 impl Results {
     /// The report. An apply converged if and only if it is done, and only an incomplete one has a reason.
     pub fn report(self, plan: Plan, digests: PlanDigests) -> Report {
-        let Results { ended, converged, conclusion, reason, unhealthy, rolled_back } = self;
+        let Results { ended, converged, conclusion, reason, unhealthy, rolled_back, pauses } = self;
         let converged = converged.map(|converged| converged && conclusion == Conclusion::Done);
-        let reason = reason.filter(|_| conclusion == Conclusion::Incomplete);
-        Report { plan, digests, ended, converged, conclusion, reason, unhealthy, rolled_back }
+        let reason = match conclusion {
+            Conclusion::AwaitingPromotion => Some(HoldReason::AwaitingPromotion),
+            Conclusion::Incomplete => reason,
+            _ => None,
+        };
+        Report { plan, digests, ended, converged, conclusion, reason, unhealthy, rolled_back, pauses }
     }
 }
 

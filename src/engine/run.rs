@@ -1,6 +1,7 @@
 //! Execution of a confirmed plan: steps, early end, rollback of failed rollouts, and verification.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -11,6 +12,7 @@ use super::report::{Conclusion, Results};
 use super::request::{ApplyEvent, ApplyHandler};
 use super::rollback::{PreviousState, names_of, reasons_of};
 use super::verify::verify;
+use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{
@@ -26,7 +28,12 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
     /// Executes the plan, rolls failed rollouts back, and verifies.
-    pub(super) async fn run(&mut self, plan: &Plan, lost: watch::Receiver<Option<LeaseLost>>) -> Results {
+    pub(super) async fn run(
+        &mut self,
+        plan: &Plan,
+        origin: ChangeOrigin,
+        lost: watch::Receiver<Option<LeaseLost>>,
+    ) -> Results {
         let target = self.target;
         let (stop, stopped) = watch::channel(false);
         let mut cancellation = Cancellation { stop, lost, requested: self.stop.clone(), conclusion: None };
@@ -43,6 +50,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
             check: self.check,
             restraints,
             stop: stopped,
+            origin: Some(Arc::new(origin)),
         };
         let context = ExecutionContext::new(settings, &self.input.loaded.desired, &self.input.observed, plan);
         let before = pids_that_stay(plan, &self.input.observed);

@@ -64,7 +64,7 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     pub source: String,
-    /// When it was last activated.
+    /// When it was last activated or stored.
     pub at: Time,
     /// The sums of its lists.
     lists: Vec<String>,
@@ -95,11 +95,17 @@ pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
 
 /// All stored revisions, newest first.
 pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Error> {
+    Ok(list_readable(state, owner).await?.0)
+}
+
+/// The same, and whether all of them can be read.
+pub async fn list_readable<S: Store>(state: &S, owner: &str) -> Result<(Vec<Snapshot>, bool), Error> {
     let page = state.range(&keys::snapshots_prefix(owner), None, usize::MAX).await?;
     let read = |entry: &crate::store::Entry| serde_json::from_slice::<Snapshot>(&entry.value).ok();
     let mut all: Vec<Snapshot> = page.entries.iter().filter_map(read).collect();
+    let are_all_read = all.len() == page.entries.len();
     all.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.at));
-    Ok(all)
+    Ok((all, are_all_read))
 }
 
 /// The texts of the active revision, if it has this source.
@@ -180,11 +186,29 @@ async fn read_lists<S: Store>(
 
 /// Activates and stores a revision. Returns the pin that this ended.
 pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Result<Option<Pin>, Error> {
+    write(state, activated, true).await
+}
+
+/// Stores a revision of another source than the active one: its instances are not orphans of the active source.
+pub async fn store_inactive<S: Store>(state: &S, new: &NewRevision<'_>) -> Result<(), Error> {
+    let stored = list(state, new.owner).await?;
+    let last = stored.iter().find(|snapshot| snapshot.source == new.source);
+    match last.is_some_and(|last| last.revision == *new.revision) {
+        true => Ok(()),
+        false => write(state, new, false).await.map(|_| ()),
+    }
+}
+
+async fn write<S: Store>(
+    state: &S,
+    activated: &NewRevision<'_>,
+    activates: bool,
+) -> Result<Option<Pin>, Error> {
     let new = FileLists::of(activated.texts);
     for _ in 0..MAX_ATTEMPTS {
         let (taken, changed) = active(state, activated.owner).await?;
         let pin = pin::read(state, activated.owner).await?.map(|(pin, _)| pin);
-        let before = match taken {
+        let before = match &taken {
             Some(taken) => find_revision(state, activated.owner, &taken.revision)
                 .await?
                 .map_or_else(Vec::new, |old| old.lists),
@@ -215,11 +239,15 @@ pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Resul
         }
         let snapshot = new.snapshot(activated);
         let place = keys::active_revision(activated.owner);
-        let mut txn =
-            chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(activated, snapshot.at)));
+        // Also written if it stays: a concurrent cleanup starts over.
+        let active = match taken.filter(|_| !activates) {
+            Some(taken) => serde_json::to_vec(&taken).unwrap_or_default(),
+            None => encode_active(activated, snapshot.at),
+        };
+        let mut txn = chunk.0.only_if(&place, changed).and(Txn::put(&place, active));
         let value = serde_json::to_vec(&snapshot).unwrap_or_default();
         txn = txn.and(Txn::put(revision_key(activated.owner, activated.revision), value));
-        if pin.is_some() {
+        if pin.is_some() && activates {
             txn = txn.and(Txn::delete(keys::pin(activated.owner)));
         }
         match state.txn(txn).await? {

@@ -9,7 +9,7 @@ use super::input::{PlanInput, SpecLookup};
 use super::report::{Conclusion, Results, Unhealthy, sole_reason};
 use super::request::ExecutionLimits;
 use crate::execute::{StepOutcome, StepResult};
-use crate::model::{DesiredInstance, Health, HoldReason, InstanceKey, Plan};
+use crate::model::{DesiredInstance, Health, HoldReason, InstanceKey, Plan, RolloutPause};
 use crate::observe::{SpecSearch, Target};
 
 /// Time limit for the verification, also after the deadline.
@@ -25,6 +25,7 @@ struct Verified {
     unhealthy: Vec<Unhealthy>,
     held: Vec<HoldReason>,
     has_steps: bool,
+    pauses: Vec<RolloutPause>,
 }
 
 /// Observes until the instances converge, unless the apply was stopped or does not wait.
@@ -63,10 +64,14 @@ pub(super) async fn verify<T: Target, S: SpecSearch>(
     // Without an observation the result is not verified; without a wait none is needed.
     let is_converged = verified.converged.unwrap_or(!limits.verify);
     let is_late = Instant::now() >= limits.deadline;
-    let conclusion = stopped.unwrap_or_else(|| conclude(&ended, is_converged, is_late));
+    let mut conclusion = stopped.unwrap_or_else(|| conclude(&ended, is_converged, is_late));
+    let is_well = ended.iter().all(|one| one.outcome.is_well());
+    if conclusion == Conclusion::Incomplete && is_well && verified.awaits_promotion() {
+        conclusion = Conclusion::AwaitingPromotion;
+    }
     let reason = verified.reason(&ended);
-    let Verified { converged, unhealthy, .. } = verified;
-    Results { ended, converged, conclusion, reason, unhealthy, rolled_back: BTreeMap::new() }
+    let Verified { converged, unhealthy, pauses, .. } = verified;
+    Results { ended, converged, conclusion, reason, unhealthy, rolled_back: BTreeMap::new(), pauses }
 }
 
 impl Verified {
@@ -77,7 +82,12 @@ impl Verified {
             unhealthy,
             held: remaining.held.iter().map(|held| held.reason).collect(),
             has_steps: remaining.steps().next().is_some(),
+            pauses: remaining.pauses.clone(),
         }
+    }
+
+    fn awaits_promotion(&self) -> bool {
+        !self.has_steps && self.unhealthy.is_empty() && awaits_promotion(self.held.iter().copied())
     }
 
     fn reason(&self, ended: &[StepResult]) -> Option<HoldReason> {
@@ -99,6 +109,12 @@ fn conclude(ended: &[StepResult], is_converged: bool, is_late: bool) -> Conclusi
         () if is_late => Conclusion::TimedOut,
         () => Conclusion::Incomplete,
     }
+}
+
+/// Whether promotions are all that a plan without steps waits for.
+pub(super) fn awaits_promotion(held: impl Iterator<Item = HoldReason>) -> bool {
+    let mut held = held.peekable();
+    held.peek().is_some() && held.all(|reason| reason == HoldReason::AwaitingPromotion)
 }
 
 fn is_starting(input: &PlanInput) -> bool {

@@ -1,15 +1,18 @@
 //! Parameters of an execution: what the caller sets, and what the plan's inputs determine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ActiveHolds;
+use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::ids;
 use crate::model::{
-    Desired, DesiredInstance, HostKey, InstanceKey, Observed, ObservedInstance, Plan, ProcessKey, Step,
+    Desired, DesiredInstance, HostKey, InstanceKey, Observed, ObservedInstance, Plan, ProcessKey, Protection,
+    Step,
 };
 use crate::reconcile::Caps;
 
@@ -35,6 +38,8 @@ pub struct ExecutionSettings {
     pub restraints: watch::Receiver<ActiveHolds>,
     /// Execution stops at the next safe point.
     pub stop: watch::Receiver<bool>,
+    /// The plan and revision that the steps belong to, for the audit log of the target.
+    pub origin: Option<Arc<ChangeOrigin>>,
 }
 
 /// Parameters of an execution.
@@ -43,6 +48,8 @@ pub struct ExecutionContext {
     pub dependencies: Dependencies,
     /// Observed state of the instances before the plan.
     pub before: BTreeMap<InstanceKey, ObservedInstance>,
+    /// Protections of the instances with steps: as declared, else as observed. Operations carry them as a label.
+    pub protections: BTreeMap<InstanceKey, Vec<Protection>>,
 }
 
 /// Declared names and dependencies of the instances of a plan.
@@ -136,7 +143,16 @@ impl ExecutionContext {
                 dependencies.declared.entry(key.clone()).or_insert_with(declared);
             }
         }
-        ExecutionContext { settings, dependencies, before }
+        let protections_of = |key: &InstanceKey| match desired.instances.get(key) {
+            Some(want) => Some(want.origin.protect.clone()),
+            None => observed.instances.get(key).map(|seen| seen.specs.protections.clone()),
+        };
+        let protections = plan
+            .steps()
+            .filter_map(|step| Some((step.instance.clone(), protections_of(&step.instance)?)))
+            .filter(|(_, protections)| !protections.is_empty())
+            .collect();
+        ExecutionContext { settings, dependencies, before, protections }
     }
 }
 

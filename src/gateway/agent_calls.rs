@@ -8,9 +8,10 @@ use axum::http::request::Parts;
 use axum::response::Response;
 
 use super::ApiError;
+use super::audit::RequestLog;
 use super::decode::{numeric_parameter, parameter, parse_body};
 use super::fleet::AgentGuard;
-use super::middleware::{MiddlewareState, RequestLog};
+use super::middleware::MiddlewareState;
 use super::reply::{ErrorReply, api_error_reply, json, lines, unauthorized};
 use super::routes::ApiCall;
 use crate::agent_protocol::{Join, Joined};
@@ -36,8 +37,7 @@ pub(super) async fn agent<S: Store>(
         ApiCall::Join => {
             let join: Join = parse_body(bytes).map_err(refuse)?;
             log.who = format!("agent {}", join.agent);
-            let hosts = join.hosts.len();
-            log.what = format!("{hosts} {}", if hosts == 1 { "host" } else { "hosts" });
+            log.add_hosts(&join.hosts);
             let joined = open_session(shared, guard, call, &join).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(joined)));
         }
@@ -46,7 +46,7 @@ pub(super) async fn agent<S: Store>(
                 return Err(unauthorized(call, "only a certificate can be renewed"));
             };
             log.who = format!("agent {}", certificate.agent);
-            log.what = format!("certificate {}", certificate.serial);
+            log.what.detail = format!("certificate {}", certificate.serial);
             let renewed = shared.fleet.renew(certificate).await.map_err(refuse)?;
             return Ok(json(StatusCode::OK, &Envelope::ok(renewed)));
         }

@@ -1,4 +1,5 @@
-//! Limits of an app: registered instances per namespace, and open tasks. A call above a limit gets 429.
+//! Limits of an app or a person that need the store: registered instances per namespace, and open tasks. A call above a
+//! limit gets 429. [`super::namespace_limits`] has the limits of namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,9 +37,9 @@ impl<S: Store> Gateway<S> {
             return Ok(());
         }
         Err(ApiError::Busy(format!(
-            "app {} may have at most {limit} instances in namespace {namespace}: {count} are registered, and the call \
+            "{} may have at most {limit} instances in namespace {namespace}: {count} are registered, and the call \
              adds {new}",
-            caller.app
+            caller.grant.principal
         )))
     }
 
@@ -51,8 +52,8 @@ impl<S: Store> Gateway<S> {
         let limit = caller.limits.tasks;
         let open = self.tasks.open_of(&caller.app, limit);
         if open >= limit {
-            let app = &caller.app;
-            let message = format!("app {app} has {open} open tasks: at most {limit} are allowed");
+            let caller = &caller.grant.principal;
+            let message = format!("{caller} has {open} open tasks: at most {limit} are allowed");
             return Err(ApiError::Busy(message));
         }
         if caller.limits.instances.is_none() {

@@ -20,7 +20,7 @@ use tracing::warn;
 pub use super::access::{CredentialsError, CredentialsFileError};
 use super::access::{Grant, read_list};
 pub use super::apps::Apps;
-use super::apps::{AppLogin, LoginError, SecretValidity, from_hex};
+use super::apps::{App, AppLogin, LoginError, SecretValidity, from_hex};
 use super::fleet::AgentGuard;
 use super::routes::{ApiCall, RouteRule};
 use crate::clock;
@@ -247,6 +247,12 @@ pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     header.as_ref().and_then(body_credentials).or_else(basic)
 }
 
+/// The user that an app claims in its header.
+pub(super) fn header_user(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get("x-bkapi-authorization")?.to_str().ok()?;
+    serde_json::from_str::<Credentials>(text).ok()?.bk_username
+}
+
 /// Code and secret in a body, as ESB callers send them. Used if the header has none.
 pub fn body_credentials(body: &Credentials) -> Option<(String, String)> {
     Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
@@ -269,6 +275,15 @@ pub(super) enum CallerIdentity<'a> {
     Wrong(String, LoginError),
 }
 
+impl<'a> CallerIdentity<'a> {
+    pub(super) fn app(&self) -> Option<&'a App> {
+        match self {
+            CallerIdentity::App(login) => Some(login.app),
+            CallerIdentity::Agent(_) | CallerIdentity::Unknown => None,
+            CallerIdentity::Missing | CallerIdentity::Wrong(..) => None,
+        }
+    }
+}
 /// Header of a change by a person that a proxy authenticated. A browser does not send it for a page of another site.
 const REQUESTED_WITH: &str = "x-requested-with";
 

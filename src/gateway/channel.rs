@@ -43,7 +43,7 @@ impl<S: Store> Gateway<S> {
         }
         report_limits::check_join(join)?;
         let (session, turns) =
-            self.hosts.join(join, credential, self.agent_timeout).map_err(|refusal| match refusal {
+            self.hosts.join(join, credential, self.timeouts.agent).map_err(|refusal| match refusal {
                 JoinRefusal::HostInUse(_) => ApiError::Conflict(refusal.to_string()),
                 JoinRefusal::TooManyHosts => ApiError::Busy(refusal.to_string()),
             })?;

@@ -72,7 +72,8 @@ impl<S: Store> Gateway<S> {
         if open.iter().any(|task| task.deadlines.get().is_none()) {
             let ahead = QueuedWork::of(&open);
             for task in open.iter().filter(|task| task.deadlines.get().is_none()) {
-                let of = |item: &TaskItem| self.agent_timeout + self.allowance + ahead.delay_of(item);
+                let of =
+                    |item: &TaskItem| self.timeouts.agent + self.timeouts.allowance + ahead.delay_of(item);
                 let _ = task.deadlines.set(task.items.iter().map(of).collect());
             }
         }
@@ -80,7 +81,7 @@ impl<S: Store> Gateway<S> {
         for task in open {
             let Some(deadlines) = task.deadlines.get() else { continue };
             let age = task.accepted.elapsed();
-            if age <= self.agent_timeout + self.allowance {
+            if age <= self.timeouts.agent + self.timeouts.allowance {
                 continue;
             }
             let is_late = |nth: &usize| deadlines.get(*nth).is_some_and(|deadline| age > *deadline);

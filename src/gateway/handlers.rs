@@ -10,11 +10,12 @@ use serde_json::Value;
 
 use super::access::{AccessRequest, AccessRole, Grant, authorize};
 use super::apps::AppLogin;
+use super::audit::{AuditLog, AuditQuery, RequestLog};
 use super::batch::{Operations, RawJobBody, RawOperations, RejectedItem};
 use super::decode::{numeric_parameter, parameter, parse_body};
 use super::logs::LogQuery;
 use super::metrics::Gauges;
-use super::middleware::{MiddlewareState, RequestLog};
+use super::middleware::MiddlewareState;
 use super::processes::Query;
 use super::registry::{RegistryCall as Registry, owned_spec};
 use super::reply::{json, lines};
@@ -22,9 +23,9 @@ use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, fleet, openapi};
 use crate::clock;
-use crate::contract::{FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
+use crate::contract::{AuditInstances, FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
-use crate::gse::codes::{GseOp, RowCode};
+use crate::gse::codes::GseOp;
 use crate::gse::request::{JobTaskQuery, ProcRequest, TaskQuery};
 use crate::gse::response::{Envelope, JobTaskData, TaskData};
 use crate::http::{Connection, end_on_revocation};
@@ -38,8 +39,7 @@ pub(super) async fn handle<S: Store>(
     parts: &Parts,
     body: &[u8],
 ) -> Result<Response, ApiError> {
-    let gateway = &shared.gateway;
-    let caller = caller(login, &parts.headers)?;
+    let (gateway, caller) = (&shared.gateway, caller(login, &parts.headers)?);
     let grant: &Grant = &caller.grant;
     let data: Value = match log.call {
         ApiCall::Register => registry(gateway, Registry::Register, log, body, &caller).await?,
@@ -82,15 +82,15 @@ pub(super) async fn handle<S: Store>(
         }
         ApiCall::Agents { by_id: false } => Value::Object(gateway.agents(&request(&caller, log, body)?)?),
         ApiCall::Processes => {
-            let page = gateway.processes(&list_query(grant, parts)?, grant).await?;
+            let page = gateway.processes(&list_query(grant, log, parts)?, grant).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(page)));
         }
         ApiCall::Figures => {
-            let series = figures(gateway, &caller, &instance_parameter(parts)?).await?;
+            let series = figures(gateway, &caller, log, &instance_parameter(parts)?).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(series)));
         }
-        ApiCall::Watch => return watch(shared, login, parts).await,
-        ApiCall::Logs => return logs(shared, login, &caller, parts).await,
+        ApiCall::Watch => return watch(shared, login, log, parts).await,
+        ApiCall::Logs => return logs(shared, (login, &caller), log, parts).await,
         ApiCall::Rename => rename(gateway, log, body, &caller).await?,
         ApiCall::Hosts => hosts(shared, grant, parts).await?,
         ApiCall::Tasks => tasks(gateway, parameter(parts, "op"), caller).await?,
@@ -99,6 +99,7 @@ pub(super) async fn handle<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(answer)));
         }
         ApiCall::Access => return Ok(json(StatusCode::OK, &Envelope::ok(login.info()))),
+        ApiCall::Audit | ApiCall::VerifyAudit => return audit(gateway, grant, log, parts).await,
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
         ApiCall::JoinTokens | ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => {
@@ -110,6 +111,21 @@ pub(super) async fn handle<S: Store>(
         ApiCall::RenewCertificate | ApiCall::Enroll | ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// Entries of the audit log, or its verification.
+async fn audit<S: Store>(
+    gateway: &Gateway<S>,
+    grant: &Grant,
+    log: &mut RequestLog,
+    parts: &Parts,
+) -> Result<Response, ApiError> {
+    log.reads = Some("audit".to_owned());
+    if log.call == ApiCall::VerifyAudit {
+        return Ok(json(StatusCode::OK, &Envelope::ok(gateway.verify_audit().await?)));
+    }
+    let page = gateway.audit_page(AuditQuery::read(grant, parts)?, grant).await?;
+    Ok(json(StatusCode::OK, &Envelope::ok(page)))
 }
 
 /// Lists hosts with their agents and certificates.
@@ -127,10 +143,11 @@ async fn hosts<S: Store>(
 async fn watch<S: Store>(
     shared: &MiddlewareState<S>,
     login: &AppLogin<'_>,
+    log: &mut RequestLog,
     parts: &Parts,
 ) -> Result<Response, ApiError> {
     let after = numeric_parameter(parts, "after")?;
-    let query = list_query(login.app.grant(), parts)?;
+    let query = list_query(login.app.grant(), log, parts)?;
     let (authenticator, code) = (Arc::clone(&shared.authenticator), login.app.code.clone());
     let grant = Arc::new(move || authenticator.apps().find(&code).map(|app| Arc::clone(app.grant())));
     let body = shared.gateway.watch(query, after, grant).await;
@@ -142,12 +159,15 @@ async fn watch<S: Store>(
 /// Streams the log of one instance until the app's credentials are revoked, or its grant no longer has the instance.
 async fn logs<S: Store>(
     shared: &MiddlewareState<S>,
-    login: &AppLogin<'_>,
-    caller: &Caller,
+    (login, caller): (&AppLogin<'_>, &Caller),
+    log: &mut RequestLog,
     parts: &Parts,
 ) -> Result<Response, ApiError> {
     let query = log_query(parts)?;
     let instance = query.instance.clone();
+    log.add_instances("", [&instance]);
+    log.reads = Some(instance.to_string());
+    log.namespaces.enter(instance.namespace.as_str())?;
     shared.gateway.check_read(caller, &instance).await?;
     let owner = shared.gateway.owner_of(&instance).await?;
     let body = shared.gateway.logs(&caller.app, query)?;
@@ -190,9 +210,12 @@ async fn state<S: Store>(
     let mut fields: serde_json::Map<String, Value> = parse_body(body)?;
     fields.retain(|name, _| !name.starts_with("bk_"));
     let request: StoreRequest = parse_body(&serde_json::to_vec(&fields)?)?;
-    let changes = request.changes();
-    log.changes = changes.is_some();
-    log.what = changes.unwrap_or_default();
+    log.add_state(&request);
+    log.changes = request.is_recorded();
+    log.reads = request.read_of_specs();
+    if request.role() > AccessRole::Read {
+        shared.gateway.check_audited()?;
+    }
     if !matches!(request, StoreRequest::Changes { .. }) {
         return shared.gateway.state(request, grant).await;
     }
@@ -237,15 +260,18 @@ fn caller(login: &AppLogin<'_>, headers: &HeaderMap) -> Result<Caller, ApiError>
 /// Parses a request about one process or namespace, and checks the app's access.
 fn request(caller: &Caller, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
     let request: ProcRequest = parse_body(body)?;
-    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
-    let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
-    let unit = if hosts == 1 { "host" } else { "hosts" };
-    log.what = format!("{}/{} on {hosts} {unit}", text(&meta.namespace), text(&meta.name));
-    if let Some(op) = request.op_type {
-        log.what.push_str(&format!(", op {op}"));
-    }
-    caller.check_request(&request)?;
+    check_named(caller, log, &request)?;
     Ok(request)
+}
+
+/// Checks what a request names. The audit log has every instance of a change and of a refused request.
+fn check_named(caller: &Caller, log: &mut RequestLog, request: &ProcRequest) -> Result<(), ApiError> {
+    let checked = caller.check_request(request);
+    if log.changes || checked.is_err() {
+        log.add_request(request);
+    }
+    checked?;
+    request.meta.namespace.as_deref().map_or(Ok(()), |namespace| log.namespaces.enter(namespace))
 }
 
 /// Checks items that are not carried out: their rows are part of the task.
@@ -270,9 +296,15 @@ async fn registry<S: Store>(
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    let rows = gateway.registry_call(call, &request(caller, log, body)?, caller).await?;
-    log.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
+    let request = request(caller, log, body)?;
+    let rows = gateway.registry_call(call, &request, caller).await?;
+    log.add_refused_rows(&request, &rows);
     Ok(serde_json::to_value(rows)?)
+}
+
+/// A live check changes nothing.
+fn is_live_check(request: &ProcRequest) -> bool {
+    request.op_type == Some(GseOp::Status.code())
 }
 
 /// `second`: version 2, which requires a spec.
@@ -288,8 +320,10 @@ async fn operate<S: Store>(
         has_spec(&request)?;
     }
     request.usable_targets()?;
+    log.changes = !is_live_check(&request);
     let operations = Operations { requests: vec![request], rejected: Vec::new() };
     let task_id = gateway.operate(operations, caller).await?;
+    log.what.task.clone_from(&task_id);
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
@@ -300,11 +334,12 @@ async fn operate_multi<S: Store>(
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let operations = parse_body::<RawOperations>(body)?.read();
-    operations.requests.iter().try_for_each(|one| caller.check_request(one))?;
+    operations.requests.iter().try_for_each(|one| check_named(caller, log, one))?;
     check_rejected(caller, &operations.rejected)?;
-    log.what = format!("{} requests", operations.requests.len());
-    log.refused = operations.rejected.len();
+    log.refused.count = operations.rejected.len();
+    log.changes = !operations.requests.iter().all(is_live_check);
     let task_id = gateway.operate(operations, caller).await?;
+    log.what.task.clone_from(&task_id);
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
@@ -331,14 +366,24 @@ async fn job<S: Store>(
 ) -> Result<Value, ApiError> {
     let (body, rejected) = parse_body::<RawJobBody>(body)?.read(api)?;
     check_rejected(caller, &rejected)?;
-    log.refused = rejected.len();
+    log.refused.count = rejected.len();
     let (subjects, _) = body.places(api);
-    log.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
+    log.what.detail = body.op_type.map_or_else(String::new, |code| format!("op {code}"));
+    log.changes = api == JobApi::ManageProc || body.op_type != Some(GseOp::Status.code());
     for subject in &subjects {
+        let hosts = subject.hosts.iter().map(|host| host.key.to_string()).collect();
+        let (process, op) = (subject.key.to_string(), String::new());
+        log.what.instances.push(AuditInstances { process, op, hosts });
         caller.grant.check_namespace(subject.key.namespace.as_str())?;
         subject.hosts.iter().try_for_each(|host| caller.grant.check_host(&host.key))?;
+        log.namespaces.enter(subject.key.namespace.as_str())?;
     }
     let bk_gse_taskid = gateway.operate_job((&body, rejected), api, caller).await?;
+    // A registered identity selects its instance, regardless of the name in the call.
+    if let Some(instances) = gateway.task_instances(&bk_gse_taskid) {
+        log.what.instances = instances;
+    }
+    log.what.task.clone_from(&bk_gse_taskid);
     Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
 }
 
@@ -349,12 +394,16 @@ async fn rename<S: Store>(
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let RenameRequest { from, to, .. } = parse_body(body)?;
-    log.what = format!("{from} to {to}");
+    log.what.detail = format!("from {from}");
+    log.add_instances("rename", [&to]);
+    log.namespaces.enter(from.namespace.as_str())?;
+    log.namespaces.enter(to.namespace.as_str())?;
     let spec = parse_body::<ProcRequest>(body)?.spec()?.map(|spec| owned_spec(spec, caller));
     for key in [&from, &to] {
         gateway.check_change(caller, key, spec.as_ref()).await?;
     }
     let task_id = gateway.rename(from, to, spec, caller).await?;
+    log.what.task.clone_from(&task_id);
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
@@ -368,6 +417,8 @@ impl<S: Store> Gateway<S> {
             log_streams: self.log_streams.count(),
             ready: self.not_ready().is_none(),
             ignored_reports: self.report_usage.ignored(),
+            audit_entries: self.audit().map_or(0, AuditLog::written),
+            audit_failing: self.audit().is_some_and(AuditLog::is_failing),
         };
         self.metrics.text(&gauges)
     }
@@ -387,8 +438,11 @@ async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>
 async fn figures<S: Store>(
     gateway: &Gateway<S>,
     caller: &Caller,
+    log: &mut RequestLog,
     instance: &InstanceKey,
 ) -> Result<FigureSeries, ApiError> {
+    log.add_instances("", [instance]);
+    log.namespaces.enter(instance.namespace.as_str())?;
     gateway.check_read(caller, instance).await?;
     gateway.figure_series(instance).await
 }
@@ -400,11 +454,14 @@ fn instance_parameter(parts: &Parts) -> Result<InstanceKey, ApiError> {
 }
 
 /// The query of a list. A namespace or an owner that the query names has to be granted; others are left out of the list.
-fn list_query(grant: &Grant, parts: &Parts) -> Result<Query, ApiError> {
+fn list_query(grant: &Grant, log: &mut RequestLog, parts: &Parts) -> Result<Query, ApiError> {
     let query = query(parts);
     // Not a valid namespace: the list is empty, and only the number of the last change is of interest.
     if let Some(namespace) = query.exact_namespace().filter(|text| text.parse::<Name>().is_ok()) {
+        let (process, hosts) = (format!("{namespace}/*"), Vec::new());
+        log.what.instances.push(AuditInstances { process, hosts, ..AuditInstances::default() });
         grant.check_namespace(namespace)?;
+        log.namespaces.enter(namespace)?;
     }
     let owner = query.owner.as_deref();
     authorize(grant, &AccessRequest { owner, ..AccessRequest::default() })?;

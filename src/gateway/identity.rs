@@ -4,11 +4,13 @@
 //! until it is unregistered. Across namespaces a registration alone reserves nothing: the first process that is
 //! started or hosted with the identity takes it over, and owns it until it is unregistered, even while stopped.
 //! Registrations without their identity are stored in `claim/HOST/NAMESPACE/NAME`.
+//!
+//! GSE 2.0 has no call that unregisters. Its calls therefore exchange the name of a process: see [`Succession`].
 
 use std::collections::HashSet;
 
 use tokio::sync::OnceCell;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::registry::identity_key;
 use super::tasks::{ItemResult, TaskItem, instance};
@@ -24,7 +26,18 @@ pub(super) enum IdentityOwner {
     Own(Option<Entry>),
     /// Owned by a process of another namespace that was only registered.
     Claimed(ProcessKey, Entry),
-    Other(ProcessKey),
+    Other(ProcessKey, Entry),
+}
+
+/// What a start or host of another name with an identity does, by a client whose dialect cannot unregister. Both names
+/// must have the same owner.
+enum Succession {
+    /// The identity stays with its process.
+    Refused,
+    /// The earlier process neither runs nor is supervised: for these dialects it is absent.
+    Released,
+    /// The earlier process runs and is not supervised: it is renamed and supervised in one operation.
+    Renamed,
 }
 
 /// Instances with an unfinished start, loaded at most once per call because that reads every open task. A check reads
@@ -62,7 +75,7 @@ impl<S: Store> Gateway<S> {
         let settled = holder.namespace == own.namespace
             || self.was_started(&instance(&holder, &own.host), starts).await?;
         Ok(match settled {
-            true => IdentityOwner::Other(holder),
+            true => IdentityOwner::Other(holder, entry),
             false => IdentityOwner::Claimed(holder, entry),
         })
     }
@@ -157,7 +170,7 @@ impl<S: Store> Gateway<S> {
     /// commit: a start takes the identity over from a process of another namespace that was only registered.
     pub(super) async fn claims(
         &self,
-        item: &TaskItem,
+        item: &mut TaskItem,
         holder: IdentityHolder,
         starts: &OpenStarts,
         caller: &Caller,
@@ -180,7 +193,7 @@ impl<S: Store> Gateway<S> {
         let mine = |changed| Txn::put(key.clone(), own.process().to_string()).only_if(key.clone(), changed);
         match self.identity_owner(own, holder, starts).await? {
             // Rewritten so that a concurrent take-over conflicts, and then sees this start.
-            IdentityOwner::Own(Some(entry)) if launches && !self.has_run(own).await? => {
+            IdentityOwner::Own(Some(entry)) if launches && !self.is_in_use(own).await? => {
                 Ok((None, mine(entry.mod_seq)))
             }
             IdentityOwner::Own(Some(_)) => Ok(free),
@@ -189,24 +202,92 @@ impl<S: Store> Gateway<S> {
                 Ok((None, mine(0).and(Txn::delete(keys::claim(own)))))
             }
             IdentityOwner::Own(None) => Ok(free),
-            IdentityOwner::Other(other) | IdentityOwner::Claimed(other, _)
+            IdentityOwner::Other(other, _) | IdentityOwner::Claimed(other, _)
                 if Some(&other) == former.as_ref() =>
             {
                 Ok(free)
             }
             IdentityOwner::Claimed(other, entry) if launches => {
                 warn!(instance = %own, from = %other, app = ?caller.app, "identity reassigned: the previous holder was never started");
-                let other = instance(&other, &own.host);
-                let mut txn = mine(entry.mod_seq);
-                if self.store.get(&keys::claim(own)).await?.is_some() {
-                    txn = txn.and(Txn::delete(keys::claim(own)));
-                }
-                if self.store.get(&keys::registration(&other)).await?.is_some() {
-                    txn = txn.and(Txn::put(keys::claim(&other), other.process().to_string()));
-                }
-                Ok((None, txn))
+                Ok((None, mine(entry.mod_seq).and(self.reassignment(own, &other).await?)))
             }
-            IdentityOwner::Other(other) | IdentityOwner::Claimed(other, _) => Ok(refused(&other)),
+            IdentityOwner::Other(other, entry) => {
+                match self.succession(item, &other, starts, caller).await? {
+                    Succession::Refused => Ok(refused(&other)),
+                    Succession::Released => {
+                        info!(instance = %own, from = %other, "identity reassigned: its owner starts it under another name");
+                        Ok((None, mine(entry.mod_seq).and(self.reassignment(own, &other).await?)))
+                    }
+                    Succession::Renamed => {
+                        info!(instance = %own, from = %other, "the host operation renames the process of its owner");
+                        let from = instance(&other, &own.host);
+                        (item.op, item.supervises) = (Some(AgentOp::Rename { from }), true);
+                        Ok(free)
+                    }
+                }
+            }
+            IdentityOwner::Claimed(other, _) => Ok(refused(&other)),
         }
+    }
+
+    /// The claims after an identity was reassigned: the new holder has none, the previous one keeps its registration.
+    async fn reassignment(&self, own: &InstanceKey, other: &ProcessKey) -> Result<Txn, ApiError> {
+        let (other, mut txn) = (instance(other, &own.host), Txn::default());
+        if self.store.get(&keys::claim(own)).await?.is_some() {
+            txn = txn.and(Txn::delete(keys::claim(own)));
+        }
+        if self.store.get(&keys::registration(&other)).await?.is_some() {
+            txn = txn.and(Txn::put(keys::claim(&other), other.process().to_string()));
+        }
+        Ok(txn)
+    }
+
+    async fn succession(
+        &self,
+        item: &TaskItem,
+        other: &ProcessKey,
+        starts: &OpenStarts,
+        caller: &Caller,
+    ) -> Result<Succession, ApiError> {
+        let hosts = match item.op {
+            Some(AgentOp::Host) => true,
+            Some(AgentOp::Start) => false,
+            Some(_) | None => return Ok(Succession::Refused),
+        };
+        // Abide's own clients unregister and rename.
+        let Some(owner) = item.held.as_ref().and_then(|held| held.owner.as_deref()) else {
+            return Ok(Succession::Refused);
+        };
+        let other = instance(other, &item.instance.host);
+        let of_other = self.record(&other).await?.and_then(|record| record.given.owner);
+        if caller.is_abide() || of_other.as_deref() != Some(owner) {
+            return Ok(Succession::Refused);
+        }
+        match self.check_change(caller, &other, None).await {
+            Err(ApiError::NotAllowed(_)) => return Ok(Succession::Refused),
+            checked => checked?,
+        }
+        // A missing agent may run it.
+        if self.hosts.agent_version(&other.host).is_none() || self.open_starts(starts).await?.contains(&other)
+        {
+            return Ok(Succession::Refused);
+        }
+        let report = self.report(&other).await?;
+        let (runs, is_hosted) =
+            report.map_or((false, false), |report| (report.live.is_some(), report.hosted));
+        Ok(match (runs, is_hosted) {
+            (false, false) => Succession::Released,
+            (true, false) if hosts && !self.is_in_use(&item.instance).await? => Succession::Renamed,
+            (true, false) | (_, true) => Succession::Refused,
+        })
+    }
+
+    /// Whether an instance runs or is supervised by its report. A missing agent counts as yes.
+    async fn is_in_use(&self, instance: &InstanceKey) -> Result<bool, ApiError> {
+        if self.hosts.agent_version(&instance.host).is_none() {
+            return Ok(true);
+        }
+        let report = self.report(instance).await?;
+        Ok(report.is_some_and(|report| report.live.is_some() || report.hosted))
     }
 }

@@ -37,6 +37,8 @@ pub struct Gauges {
     pub ready: bool,
     /// Reports ignored since the start.
     pub ignored_reports: u64,
+    pub audit_entries: u64,
+    pub audit_failing: bool,
 }
 
 impl Metrics {
@@ -115,6 +117,18 @@ impl Metrics {
                 "counter",
                 "Reports of agents ignored because of a limit of their host.",
                 gauges.ignored_reports,
+            ),
+            (
+                "abide_gateway_audit_entries_total",
+                "counter",
+                "Entries written to the audit log.",
+                gauges.audit_entries,
+            ),
+            (
+                "abide_gateway_audit_failing",
+                "gauge",
+                "1 while the audit log cannot be written.",
+                u64::from(gauges.audit_failing),
             ),
             ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
             ("abide_gateway_agent_sessions", "gauge", "Connected agents.", gauges.sessions as u64),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -17,11 +17,13 @@ use axum::response::Response;
 use tracing::info;
 
 use super::agent_calls::agent;
-use super::apps::{AppLogin, LoginError};
+use super::apps::{App, AppLogin, LoginError};
+use super::audit::{AnswerCodes, RequestLog};
 use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, identify};
 use super::decode::{parse_body, with_query};
 use super::fleet::{self, AgentGuard, FleetMembership, FleetTrust, TOKEN_HOST_MISMATCH, WRONG_JOIN_TOKEN};
 use super::handlers::handle;
+use super::namespace_limits::{NamespaceGate, NamespaceShares};
 use super::reply::{ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, unauthorized};
 use super::routes::{ApiCall, RouteMatch, RouteRule, RouteScope, find};
 use super::{ApiError, Gateway};
@@ -29,8 +31,9 @@ use crate::clock;
 use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;
 use crate::http::{
-    AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, LimitedResource,
-    LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_known, read_body, readmit,
+    AdmittedRequest, BodyError, Budget, Connection, CredentialCheck, CredentialKey, CredentialLimits,
+    LimitedResource, LoginFailureAction, Peer, ShareExceeded, UnknownCallers, admit_limited, read_body,
+    readmit,
 };
 use crate::store::Store;
 
@@ -61,6 +64,7 @@ pub(super) struct MiddlewareState<S> {
     known: Budget,
     pub(super) agents: Budget,
     unknown: UnknownCallers,
+    namespaces: NamespaceShares,
 }
 
 /// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. At least two bodies of
@@ -95,29 +99,9 @@ pub fn router_with_fleet<S: Store>(
         known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(2 * body_bytes)),
         agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(2 * body_bytes)),
         unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
+        namespaces: NamespaceShares::default(),
     };
     Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
-}
-
-/// Fields of a request's audit log line.
-pub(super) struct RequestLog {
-    pub(super) call: ApiCall,
-    pub(super) changes: bool,
-    pub(super) who: String,
-    /// The user on whose behalf an app calls, as claimed by the app.
-    pub(super) as_user: String,
-    pub(super) what: String,
-    /// The request showed valid credentials.
-    proved: bool,
-    /// Number of refused rows.
-    pub(super) refused: usize,
-}
-
-impl RequestLog {
-    fn of(call: ApiCall) -> RequestLog {
-        let (who, as_user, what) = (String::new(), String::new(), String::new());
-        RequestLog { call, changes: call.changes(), who, as_user, what, proved: false, refused: 0 }
-    }
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request: Request) -> Response {
@@ -159,7 +143,7 @@ async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, re
     let (parts, body) = request.into_parts();
     let mut log = RequestLog::of(call);
     let (response, result) = match respond(&shared, &mut log, &parts, body).await {
-        Ok(response) if log.refused > 0 => (response, format!("{} rows refused", log.refused)),
+        Ok(response) if log.refused.count > 0 => (response, format!("{} rows refused", log.refused.count)),
         Ok(response) => (response, "ok".to_owned()),
         Err((response, result)) => (*response, result),
     };
@@ -170,11 +154,18 @@ async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, re
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
     // Unauthenticated callers change nothing, and must not be able to fill the log.
     if log.changes && !log.who.is_empty() {
+        log.read_user(&parts.headers);
         let from =
             parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
-        let RequestLog { who, what, as_user, .. } = log;
+        let (what, RequestLog { who, as_user, .. }) = (log.summary(), &log);
         // Quoted: text from callers must not be able to forge a log line.
         info!(target: "audit", ?who, ?as_user, call = call.word(), ?what, %from, ?result, "change");
+    }
+    if let Some(audit) = shared.gateway.audit() {
+        let answer = AnswerCodes::of(&response);
+        if !log.is_without_entry(audit, &parts, answer) {
+            log.write(audit, &parts, answer, &result).await;
+        }
     }
     response
 }
@@ -198,10 +189,15 @@ async fn respond<S: Store>(
     let identity = identify(&shared.authenticator, &apps, guard.as_ref(), call, parts);
     let proof = match &identity {
         CallerIdentity::App(login) => {
+            log.set_caller(login.app);
             Some((login.app.credential_key(), shared.authenticator.app_credential_check(login)))
         }
         CallerIdentity::Agent(guard) => Some((guard.credential_key(), guard.credential_check())),
-        CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(..) => None,
+        CallerIdentity::Unknown | CallerIdentity::Missing => None,
+        CallerIdentity::Wrong(claimed, _) => {
+            log.claimed.clone_from(claimed);
+            None
+        }
     };
     let mut key = None;
     if let Some((credential, in_force)) = proof {
@@ -212,9 +208,12 @@ async fn respond<S: Store>(
     let mut admitted = admit(shared, call, (&identity, key), parts).await?;
     let read_in = shared.limits.body_time;
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
-    let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
+    let bytes = bytes.map_err(|error| match (error, identity.app()) {
+        (BodyError::Exhausted(resource), Some(app)) => app_overloaded(shared, parts, call, app, resource),
+        (error, _) => body_error_reply(shared, call, connection, error),
+    })?;
     if let CallerIdentity::Agent(guard) = identity {
-        log.who = "agent".to_owned();
+        (log.who, log.kind) = ("agent".to_owned(), "agent");
         return agent(shared, guard, log, parts, &bytes).await;
     }
     let bytes = with_query(call, parts, bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
@@ -228,6 +227,7 @@ async fn respond<S: Store>(
             let Some((code, secret)) = body_credentials(&credentials) else {
                 return Err(unauthorized(call, UNKNOWN_APP));
             };
+            log.claimed.clone_from(&code);
             let login = match apps.authenticate(&code, &secret, clock::now()) {
                 Ok(login) => login,
                 Err(error) => {
@@ -242,16 +242,33 @@ async fn respond<S: Store>(
             login
         }
     };
-    log.who.clone_from(&login.app.code);
     // A person acts for no other user.
     log.as_user = credentials.user().filter(|_| !login.app.is_person()).unwrap_or_default();
+    log.namespaces = NamespaceGate::new(apps.namespace_limits(), &shared.namespaces, bytes.len());
+    respond_to_app(shared, &login, log, parts, (admitted, bytes)).await
+}
+
+/// Responds to an app or a person whose credentials and body were read.
+async fn respond_to_app<S: Store>(
+    shared: &MiddlewareState<S>,
+    login: &AppLogin<'_>,
+    log: &mut RequestLog,
+    parts: &Parts,
+    (admitted, bytes): (AdmittedRequest<'_>, Bytes),
+) -> Result<Response, ErrorReply> {
+    let (call, app) = (log.call, login.app);
+    log.set_caller(app);
+    // A read without an entry has no use for these.
+    if call.changes() || call == ApiCall::State {
+        log.read_purpose(&parts.headers);
+    }
     let _admitted = match admitted.is_unknown() {
-        true => readmit(&shared.known, login.app.credential_key(), &bytes)
-            .map_err(|resource| overloaded(shared, call, connection, resource))?,
+        true => readmit(&shared.known, (app.credential_key(), app.limits().in_flight), &bytes)
+            .map_err(|resource| app_overloaded(shared, parts, call, app, resource))?,
         false => admitted,
     };
-    check_limits(shared, call, &login)?;
-    let result = handle(shared, &login, log, parts, &bytes).await;
+    check_limits(shared, call, login)?;
+    let result = handle(shared, login, log, parts, &bytes).await;
     if log.changes {
         shared.gateway.record_write_result(!matches!(result, Err(ApiError::Store(_))));
     }
@@ -305,7 +322,11 @@ async fn admit<'a, S: Store>(
             return Err(wrong_credentials(call, connection, who, error).await);
         }
     };
-    admit_known(budget, credential).map_err(|resource| overloaded(shared, call, connection, resource))
+    let limits = identity.app().map_or_else(CredentialLimits::default, |app| app.limits().in_flight);
+    admit_limited(budget, credential, limits).map_err(|resource| match identity.app() {
+        Some(app) => app_overloaded(shared, parts, call, app, resource),
+        None => overloaded(shared, call, connection, resource),
+    })
 }
 
 /// Checks the app's rate, and the role that the route requires, with the whole grant where the route concerns everything.
@@ -327,7 +348,12 @@ fn check_limits<S: Store>(
                 RouteScope::Nothing | RouteScope::Named | RouteScope::Operations => Ok(()),
                 RouteScope::Listed | RouteScope::Keys => Ok(()),
             });
-            checked.map_err(|missing| api_error_reply(call, &ApiError::from(missing)))
+            checked.map_err(|missing| api_error_reply(call, &ApiError::from(missing)))?;
+            // Operations and writes of the state store are checked when the request is read.
+            match call.changes() && scope != RouteScope::Operations {
+                true => shared.gateway.check_audited().map_err(|refusal| api_error_reply(call, &refusal)),
+                false => Ok(()),
+            }
         }
         // The credentials of an app are not those of an agent.
         RouteRule::Public | RouteRule::Agent | RouteRule::JoinToken => Err(unauthorized(call, UNKNOWN_APP)),
@@ -372,6 +398,25 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
     (response, message)
 }
 
+/// Refuses an app. A limit of its own is named.
+fn app_overloaded<S: Store>(
+    shared: &MiddlewareState<S>,
+    parts: &Parts,
+    call: ApiCall,
+    app: &App,
+    resource: LimitedResource,
+) -> ErrorReply {
+    let connection = Connection::of(&parts.extensions);
+    let Some(message) = app.limits().refusal(&app.grant().principal, resource) else {
+        return overloaded(shared, call, connection, resource);
+    };
+    shared.gateway.metrics.count_shed();
+    if let Some(connection) = connection {
+        connection.refused(resource);
+    }
+    busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, &message)
+}
+
 /// Refuses a known caller. This makes the gateway unready, unless only the caller's own share is in use.
 pub(super) fn overloaded<S: Store>(
     shared: &MiddlewareState<S>,
@@ -384,7 +429,9 @@ pub(super) fn overloaded<S: Store>(
         connection.refused(resource);
     }
     let message = match resource {
-        LimitedResource::CredentialShare => {
+        LimitedResource::CredentialShare
+        | LimitedResource::CredentialRequests
+        | LimitedResource::CredentialBytes => {
             let message = "too many concurrent requests with these credentials: try again";
             return busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message);
         }

@@ -51,19 +51,19 @@ impl<S: Store> Gateway<S> {
 
     /// Ends rows whose host has had no agent for the timeout with 117. Returns their number.
     pub async fn expire_items(&self) -> Result<usize, ApiError> {
-        if !self.hosts.expire(self.agent_timeout).is_empty() {
+        if !self.hosts.expire(self.timeouts.agent).is_empty() {
             self.report_usage.forget_idle();
         }
         let mut given_up = 0;
         for task in self.tasks.unfinished() {
             // By the monotonic clock: a step of the wall clock expires no agent.
             let waited = task.accepted.elapsed();
-            if waited < self.agent_timeout {
+            if waited < self.timeouts.agent {
                 continue;
             }
             let gone = |host: &HostKey| {
                 let silent = self.hosts.silent_for(host).map_or(waited, |silent| silent.min(waited));
-                self.hosts.agent_version(host).is_none() && silent >= self.agent_timeout
+                self.hosts.agent_version(host).is_none() && silent >= self.timeouts.agent
             };
             let rows: BTreeSet<usize> =
                 task.open_rows().into_iter().filter(|nth| gone(&task.items[*nth].instance.host)).collect();

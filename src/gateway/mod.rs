@@ -18,13 +18,14 @@
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
 //! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
 //! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
-//! digests in place of secrets ([`secrets`]).
+//! digests in place of secrets ([`secrets`]). [`audit`] records who did what, in files with a hash chain.
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
 
 mod agent_calls;
 mod app_limits;
+pub mod audit;
 pub mod auth;
 mod batch;
 mod channel;
@@ -42,6 +43,7 @@ mod logs;
 mod metrics;
 pub mod middleware;
 mod missing_agents;
+mod namespace_limits;
 mod openapi;
 mod operate;
 mod processes;
@@ -79,13 +81,12 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(9);
 /// Time for an operation beyond the timeouts and checks of its spec, for a slow disk or a busy host.
 const ALLOWANCE: Duration = Duration::from_secs(60);
 
+const AUDIT_NOT_READY: &str = "not ready: the audit log cannot be written; changes are refused";
+
 /// State of the gateway, shared by all handlers. One per process.
 pub struct Gateway<S> {
     store: Arc<S>,
-    /// How long an operation waits for a host's agent to reconnect.
-    agent_timeout: Duration,
-    /// Time for an operation beyond the timeouts of its spec.
-    allowance: Duration,
+    timeouts: OperationTimeouts,
     tasks: tasks::Tasks,
     numbers: floor::TaskNumbers,
     /// All operations with a sequence number up to this one are final.
@@ -97,14 +98,22 @@ pub struct Gateway<S> {
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
+    audit: Option<audit::AuditLog>,
+}
+
+#[derive(Clone, Copy)]
+struct OperationTimeouts {
+    /// How long an operation waits for a host's agent to reconnect.
+    agent: Duration,
+    /// Time for an operation beyond the timeouts of its spec.
+    allowance: Duration,
 }
 
 impl<S: Store> Gateway<S> {
     pub fn new(store: S) -> Gateway<S> {
         Gateway {
             store: Arc::new(store),
-            agent_timeout: AGENT_TIMEOUT,
-            allowance: ALLOWANCE,
+            timeouts: OperationTimeouts { agent: AGENT_TIMEOUT, allowance: ALLOWANCE },
             tasks: tasks::Tasks::default(),
             numbers: floor::TaskNumbers::default(),
             floor: AtomicU64::new(0),
@@ -114,7 +123,14 @@ impl<S: Store> Gateway<S> {
             figures: figures::FigureQueries::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
+            audit: None,
         }
+    }
+
+    /// Records calls in an audit log.
+    pub fn with_audit(mut self, audit: audit::AuditLog) -> Gateway<S> {
+        self.audit = Some(audit);
+        self
     }
 
     /// The store, for the records of the fleet.
@@ -124,13 +140,13 @@ impl<S: Store> Gateway<S> {
 
     /// For tests: a shorter agent timeout.
     pub fn with_agent_timeout(mut self, timeout: Duration) -> Gateway<S> {
-        self.agent_timeout = timeout;
+        self.timeouts.agent = timeout;
         self
     }
 
     /// For tests: a shorter allowance.
     pub fn with_allowance(mut self, allowance: Duration) -> Gateway<S> {
-        self.allowance = allowance;
+        self.timeouts.allowance = allowance;
         self
     }
 }
@@ -146,7 +162,7 @@ impl<S: Store> Gateway<S> {
         }
         let mut last_gc: Option<std::time::Instant> = None;
         loop {
-            tokio::time::sleep(MAINTENANCE_INTERVAL.min(self.agent_timeout)).await;
+            tokio::time::sleep(MAINTENANCE_INTERVAL.min(self.timeouts.agent)).await;
             // A full disk may have space again: the write is retried.
             if self.cannot_write.load(Ordering::Acquire) {
                 self.record_write_result(
@@ -160,6 +176,7 @@ impl<S: Store> Gateway<S> {
                 tracing::warn!(?refusal, "cannot end rows past their deadline");
             }
             self.raise_floor();
+            self.record_ended_tasks();
             if last_gc.is_none_or(|last| last.elapsed() > GC_INTERVAL) {
                 last_gc = Some(std::time::Instant::now());
                 if let Err(refusal) = self.gc_tasks().await {
@@ -179,6 +196,7 @@ impl<S: Store> Gateway<S> {
             true if self.cannot_write.load(Ordering::Acquire) => {
                 Some("not ready: the store cannot be written; reads continue")
             }
+            true if self.audit.as_ref().is_some_and(audit::AuditLog::is_failing) => Some(AUDIT_NOT_READY),
             true => None,
         }
     }
@@ -236,6 +254,9 @@ pub enum ApiError {
     /// A limit is reached; the caller tries again later.
     #[error("{0}")]
     Busy(String),
+    /// The audit log cannot be written or read.
+    #[error("the audit log: {0}")]
+    AuditFailed(String),
     #[error(transparent)]
     Store(crate::store::Error),
 }

@@ -11,9 +11,9 @@ use crate::agent_protocol::{
     Acked, EnrollmentRequest, FiguresUpdate, FromAgent, IssuedCertificate, Join, Joined, LogChunk,
 };
 use crate::contract::{
-    AccessInfo, CreatedJoinToken, FigureSeries, HostEntry, HostRevocation, JoinTokenRequest, JoinTokenRow,
-    LogLine, ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet, ServerHealth, StoreAnswer,
-    StoreRequest, TaskAnswer, TokenRevocation,
+    AccessInfo, AuditPage, AuditVerification, CreatedJoinToken, FigureSeries, HostEntry, HostRevocation,
+    JoinTokenRequest, JoinTokenRow, LogLine, ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet,
+    ServerHealth, StoreAnswer, StoreRequest, TaskAnswer, TokenRevocation,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -93,6 +93,10 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Tasks => "List the latest tasks",
         ApiCall::State => "Access the store of controllers: journals, ledgers, holds, leases",
         ApiCall::Access => "Get the role, namespaces, hosts, users and owners of the calling app",
+        ApiCall::Audit => {
+            "List audit entries in order, paged; an app with a scope gets those of its instances"
+        }
+        ApiCall::VerifyAudit => "Verify the hash chain of the audit log",
         ApiCall::Join => "Agents: open a session for hosts",
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
         ApiCall::Tell => "Agents: send results and reports",
@@ -133,6 +137,7 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::RenewCertificate | ApiCall::JoinTokens => return None,
         ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
         ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs | ApiCall::Access => return None,
+        ApiCall::Audit | ApiCall::VerifyAudit => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
     })
 }
@@ -168,6 +173,13 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
         ApiCall::JobResult => &[("bk_gse_taskid", "task id; every field of the body may be in the query")],
         ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => &[("session", "session id of join")],
         ApiCall::Figures => &[("instance", "HOST:NAMESPACE:NAME")],
+        ApiCall::Audit => &[
+            ("namespace", "entries about instances of this namespace only"),
+            ("who", "entries of this caller, or of this user, only"),
+            ("since", "entries since this time only, in RFC 3339"),
+            ("after", "`more` of the previous page"),
+            ("limit", "1 to 1000"),
+        ],
         _ => &[],
     }
 }
@@ -180,6 +192,9 @@ fn headers(call: ApiCall) -> Vec<Value> {
             "X-Abide-Generation",
             "generation of the owner's writer lease; an older one is refused with 1900409",
         ),
+        ("X-Abide-Plan", "plan id, for the audit log"),
+        ("X-Abide-Revision", "revision of the manifests, for the audit log"),
+        ("X-Abide-Commit", "commit of the manifests, for the audit log"),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
     match call.changes() && matches!(call.rule(), RouteRule::App(..)) {
@@ -215,6 +230,8 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Tasks => envelope::<TaskAnswer>(schemas),
         ApiCall::State => envelope::<StoreAnswer>(schemas),
         ApiCall::Access => envelope::<AccessInfo>(schemas),
+        ApiCall::Audit => envelope::<AuditPage>(schemas),
+        ApiCall::VerifyAudit => envelope::<AuditVerification>(schemas),
         ApiCall::Join => envelope::<Joined>(schemas),
         ApiCall::Tell => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),

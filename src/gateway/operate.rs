@@ -212,6 +212,9 @@ impl<S: Store> Gateway<S> {
         if many as u64 >= MAX_ROWS {
             return Err(ApiError::BadRequest(format!("too many instances in one call: {many}")));
         }
+        if submission.items.iter().any(|item| item.op.as_ref().is_none_or(|op| !op.is_read_only())) {
+            self.check_audited()?;
+        }
         for item in &submission.items {
             match item.op.as_ref().is_none_or(AgentOp::is_read_only) {
                 true => self.check_read(caller, &item.instance).await?,

@@ -52,11 +52,14 @@ pub(super) fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
     keys::identity(&instance.host, &spec.identity.index_key())
 }
 
-/// A spec without Abide's own labels, and its owner.
+/// The label with the protections of a process, which GSE clients of Abide set and read.
+const PROTECTION_LABEL: &str = "abide_protect";
+
+/// A spec without Abide's own labels except the protections, and its owner.
 pub fn owned_spec(mut spec: Spec, caller: &Caller) -> OwnedSpec {
     let owner = spec.labels.remove("abide_owner").or_else(|| caller.owner.clone());
     let revision = spec.labels.remove("abide_rev").and_then(|text| text.parse().ok());
-    spec.labels.retain(|name, _| !name.starts_with("abide_"));
+    spec.labels.retain(|name, _| !name.starts_with("abide_") || name == PROTECTION_LABEL);
     OwnedSpec { spec: Arc::new(spec), owner, revision }
 }
 
@@ -167,7 +170,7 @@ impl<S: Store> Gateway<S> {
                 IdentityOwner::Own(entry) => entry.map_or(0, |entry| entry.mod_seq),
                 // Registered without the identity: the first start decides its owner.
                 IdentityOwner::Claimed(_, entry) => entry.mod_seq,
-                IdentityOwner::Other(other) => {
+                IdentityOwner::Other(other, _) => {
                     let message = identity_conflict_message(&other, caller);
                     return Ok((Row::new(RowCode::COMMAND_FAILED, message), Txn::default()));
                 }

@@ -48,6 +48,7 @@ pub(super) fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
             return busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::CONCURRENCY_LIMITED, message);
         }
         ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
+        ApiError::AuditFailed(_) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, refusal.to_string()),
     };
     error_reply(call, status, code, &message)
 }
@@ -55,7 +56,10 @@ pub(super) fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
 /// An error in the envelope format of GSE or JOB.
 fn error_response(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
     let envelope = Envelope::<Value>::failed(code, message);
-    json(status, &if call.is_job() { envelope.as_job() } else { envelope })
+    let mut response = json(status, &if call.is_job() { envelope.as_job() } else { envelope });
+    // The audit log has the code of a failure.
+    response.extensions_mut().insert(code);
+    response
 }
 
 pub(super) fn envelope_response(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {

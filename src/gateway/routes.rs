@@ -40,6 +40,8 @@ pub enum ApiCall {
     Tasks,
     State,
     Access,
+    Audit,
+    VerifyAudit,
     Join,
     Stream,
     Tell,
@@ -116,6 +118,8 @@ impl ApiCall {
             ApiCall::Access | ApiCall::Metrics | ApiCall::Description => {
                 RouteRule::App(AccessRole::Read, Nothing)
             }
+            ApiCall::Audit => RouteRule::App(AccessRole::Admin, Listed),
+            ApiCall::VerifyAudit => RouteRule::App(AccessRole::Admin, Everything),
             ApiCall::RenewCertificate => RouteRule::Agent,
             ApiCall::Enroll => RouteRule::JoinToken,
             ApiCall::JoinTokens
@@ -154,8 +158,10 @@ impl ApiCall {
             | ApiCall::Hosts
             | ApiCall::JoinTokens
             | ApiCall::Tasks
-            | ApiCall::Access => false,
-            // Controllers and agents write continuously; the audit log omits these.
+            | ApiCall::Access
+            | ApiCall::Audit
+            | ApiCall::VerifyAudit => false,
+            // Agents write continuously; the audit log omits these. A request decides for controllers.
             ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
                 false
             }
@@ -188,6 +194,8 @@ impl ApiCall {
             ApiCall::Tasks => "tasks",
             ApiCall::State => "state",
             ApiCall::Access => "access",
+            ApiCall::Audit => "audit",
+            ApiCall::VerifyAudit => "verify_audit",
             ApiCall::Join => "join",
             ApiCall::Stream => "stream",
             ApiCall::Tell => "tell",
@@ -262,6 +270,8 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/abide/v1/tasks", ApiCall::Tasks),
     ("POST", "/api/abide/v1/state", ApiCall::State),
     ("GET", "/api/abide/v1/access", ApiCall::Access),
+    ("GET", "/api/abide/v1/audit", ApiCall::Audit),
+    ("GET", "/api/abide/v1/audit/verify", ApiCall::VerifyAudit),
     ("POST", "/api/abide/v1/agent/join", ApiCall::Join),
     ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
     ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),

@@ -41,24 +41,46 @@ impl StoreRequest {
         }
     }
 
-    /// Short description of the change for the audit log; `None` for a read.
-    pub fn changes(&self) -> Option<String> {
+    /// Whether the audit log has the request as a change. Renewed leases and published status have no entry:
+    /// controllers write them continuously.
+    pub fn is_recorded(&self) -> bool {
         match self {
             StoreRequest::Get { .. }
             | StoreRequest::Range { .. }
             | StoreRequest::Slice { .. }
-            | StoreRequest::Changes { .. } => None,
+            | StoreRequest::Changes { .. }
+            | StoreRequest::RenewLease { .. } => false,
             StoreRequest::Txn { writes, .. } => {
-                let first = writes.first()?;
-                Some(format!("{} of {} keys", first.key, writes.len()))
+                let is_status = |key: &str| without_target(key).starts_with(keys::CONTROLLER_STATUS_PREFIX);
+                writes.iter().any(|write| !is_status(&write.key))
             }
-            StoreRequest::TakeLease { name, .. } => Some(format!("acquire lease {name}")),
-            StoreRequest::RenewLease { name, .. } => Some(format!("renew lease {name}")),
-            StoreRequest::ReleaseLease { name, .. } => Some(format!("release lease {name}")),
-            StoreRequest::ResetLease { name, above, force } => {
-                Some(format!("reset lease {name} (above {above}, force {force})"))
-            }
+            StoreRequest::TakeLease { .. }
+            | StoreRequest::ReleaseLease { .. }
+            | StoreRequest::ResetLease { .. } => true,
         }
+    }
+
+    /// The prefix of stored specs and manifests that the request reads: they may contain secrets.
+    pub fn read_of_specs(&self) -> Option<String> {
+        const PREFIXES: [&str; 3] = ["journal/", "ledger/", "snap/"];
+        let (StoreRequest::Get { key: prefix }
+        | StoreRequest::Range { prefix, .. }
+        | StoreRequest::Slice { prefix, .. }
+        | StoreRequest::Changes { prefix, .. }) = self
+        else {
+            return None;
+        };
+        let rest = without_target(prefix);
+        let family = PREFIXES.into_iter().find(|family| rest.starts_with(family) || family.starts_with(rest));
+        family.map(str::to_owned)
+    }
+}
+
+/// A key or prefix without `at/TARGET/`. A prefix that ends within that part contains every key of the target.
+fn without_target(key: &str) -> &str {
+    match key.strip_prefix("at/") {
+        Some(rest) => rest.split_once('/').map_or("", |(_, rest)| rest),
+        None => key,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Scope of the state API: an app reads and writes keys of its owners, and holds and pauses of its namespaces.
 //!
+//! A hold belongs to the owner of its instance as well: only an app with that owner writes it.
+//!
 //! Lists leave out other keys. A key or an owner that a request names is refused instead. A ledger entry or a protection
 //! belongs to the namespace of its instance and to the owner in its value.
 
@@ -7,7 +9,7 @@ use serde::Deserialize;
 
 use super::access::{AccessRequest, Grant, MissingGrant, authorize};
 use super::{ApiError, Gateway};
-use crate::store::{Change, Compare, Entry, KeyScope, Page, Store, Write};
+use crate::store::{Change, Compare, Entry, KeyScope, Page, Store, Write, keys};
 
 /// Use of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,7 @@ impl<S: Store> Gateway<S> {
                 Write::Delete(key) => (key, None),
             };
             check_key_scope(grant, key, value, KeyUse::Write)?;
+            self.check_hold_owner(grant, key).await?;
             self.check_stored_owner(grant, key).await?;
         }
         Ok(())
@@ -93,6 +96,27 @@ impl<S: Store> Gateway<S> {
             self.check_stored_owner(grant, key).await?;
         }
         Ok(())
+    }
+
+    /// Checks the owner of the instance that a hold would stop or keep.
+    async fn check_hold_owner(&self, grant: &Grant, key: &str) -> Result<(), ApiError> {
+        let Some(KeyScope::Hold(instance)) = KeyScope::of_key(key) else { return Ok(()) };
+        if !grant.is_bound_to_owners() {
+            return Ok(());
+        }
+        let owner = match keys::target_of(key) {
+            None => self.record(&instance).await?.and_then(|record| record.given.owner),
+            // Of a process elsewhere, only the ledger of the target knows the owner.
+            Some(target) => {
+                let ledger = format!("{target}ledger/");
+                let name = format!("/{instance}");
+                let entries = self.store.range(&ledger, None, usize::MAX).await?.entries;
+                let entry = entries.iter().find(|entry| entry.key.ends_with(&name));
+                entry.and_then(|entry| Some(entry.decode::<StoredOwner>().ok()?.owner))
+            }
+        };
+        let owner = owner.filter(|owner| !owner.is_empty());
+        Ok(grant.check_instance(&instance, owner.as_deref())?)
     }
 
     /// Checks the owner in the stored value of a ledger entry or a protection.

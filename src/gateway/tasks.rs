@@ -43,6 +43,8 @@ pub struct Tasks {
     in_memory: Mutex<BTreeMap<String, Arc<GatewayTask>>>,
     live_checks: AtomicU64,
     loaded: AtomicBool,
+    /// Tasks whose end is not in the audit log yet.
+    pub(super) unrecorded: Mutex<Vec<Arc<GatewayTask>>>,
 }
 
 #[derive(Debug)]
@@ -82,7 +84,7 @@ pub struct TaskItem {
     /// Result key of JOB, if the call does not contain the whole identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_key: Option<String>,
-    /// Restart only: starts a stopped process as well, and supervises it.
+    /// Restart: starts a stopped process as well, and supervises it. Rename: supervises the process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supervises: bool,
     /// Index of its spec in the stored task.
@@ -265,6 +267,7 @@ impl<S: Store> Gateway<S> {
             match self.load(id).await {
                 Ok(Some(task)) => {
                     task.queued.store(true, Ordering::Release);
+                    self.await_task_end(&task);
                     self.tasks.in_memory().insert(id.to_owned(), task);
                 }
                 Ok(None) => {}
@@ -321,6 +324,7 @@ impl<S: Store> Gateway<S> {
             },
         };
         self.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
+        self.await_task_end(&task);
         drop(creating);
         for nth in 0..task.items.len() {
             self.dispatch(&task, nth);
@@ -376,7 +380,7 @@ impl<S: Store> Gateway<S> {
 
     /// Sends an item to its host's agent if that is connected.
     fn dispatch(&self, task: &GatewayTask, nth: usize) {
-        let timeout = i64::try_from(self.agent_timeout.as_millis()).unwrap_or(i64::MAX);
+        let timeout = i64::try_from(self.timeouts.agent.as_millis()).unwrap_or(i64::MAX);
         let deadline = clock::now().0.saturating_add(timeout);
         let request = || task.request(nth, deadline, timeout.unsigned_abs());
         // Locked until the item is queued: a row that becomes final must be neither queued nor reopened.

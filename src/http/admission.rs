@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::budget::{Budget, Charge};
+use super::budget::{Budget, Charge, CredentialLimits};
 use super::credential_key::CredentialKey;
 use super::overload::LimitedResource;
 use super::peers::{PeerKey, Peers, Position, Stage};
@@ -148,16 +148,25 @@ pub fn admit_known(
     budget: &Budget,
     credential: Option<CredentialKey>,
 ) -> Result<AdmittedRequest<'_>, LimitedResource> {
-    budget.charge(credential).map(AdmittedRequest::Known)
+    admit_limited(budget, credential, CredentialLimits::default())
+}
+
+/// The same for a credential with limits of its own.
+pub fn admit_limited(
+    budget: &Budget,
+    credential: Option<CredentialKey>,
+    limits: CredentialLimits,
+) -> Result<AdmittedRequest<'_>, LimitedResource> {
+    budget.charge(credential, limits).map(AdmittedRequest::Known)
 }
 
 /// Moves a request, with its body's bytes, to the budget of another class.
 pub fn readmit<'a>(
     budget: &'a Budget,
-    credential: CredentialKey,
+    (credential, limits): (CredentialKey, CredentialLimits),
     body: &Bytes,
 ) -> Result<AdmittedRequest<'a>, LimitedResource> {
-    let mut charge = budget.charge(Some(credential))?;
+    let mut charge = budget.charge(Some(credential), limits)?;
     charge.add(body.len())?;
     Ok(AdmittedRequest::Known(charge))
 }
@@ -297,10 +306,14 @@ mod tests {
         let budget = Budget::new(LimitedResource::KnownCallers, 4, 100);
         let app = CredentialKey::new(CredentialScope::Clients, "app");
         let body = |length| Bytes::from(vec![0; length]);
-        let over = readmit(&budget, app, &body(51)).err();
+        let over = readmit(&budget, (app, CredentialLimits::default()), &body(51)).err();
         assert_eq!(over, Some(LimitedResource::CredentialShare), "more than half");
-        assert_eq!(readmit(&budget, app, &body(101)).err(), Some(LimitedResource::BodyMemory));
-        let mut held = readmit(&budget, app, &body(50)).expect("half of the memory");
+        assert_eq!(
+            readmit(&budget, (app, CredentialLimits::default()), &body(101)).err(),
+            Some(LimitedResource::BodyMemory)
+        );
+        let mut held =
+            readmit(&budget, (app, CredentialLimits::default()), &body(50)).expect("half of the memory");
         assert_eq!(held.add(1), Err(BodyError::Exhausted(LimitedResource::CredentialShare)));
         let single = admit_known(&budget, None).expect("a permit").add(50);
         assert_eq!(single, Ok(()), "no share where the listener has a single credential");

@@ -3,7 +3,7 @@
 //! A credential gets a permit, or memory, while it holds less than what is still free. One credential therefore gets at
 //! most half of a budget, two get a third each, and a further credential always finds some. Many credentials with one
 //! request each can use all of it. Tokens of all hosts share a part of the budget in the same way, one unit per peer.
-//! Memory is charged as bytes arrive, never in advance.
+//! Memory is charged as bytes arrive, never in advance. A credential may have limits of its own that are lower.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -16,6 +16,15 @@ use super::overload::LimitedResource;
 struct Usage {
     requests: usize,
     bytes: usize,
+}
+
+/// Configured limits of one credential. `None`: only its share limits it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CredentialLimits {
+    /// Requests in flight.
+    pub requests: Option<usize>,
+    /// Bytes of their bodies.
+    pub bytes: Option<usize>,
 }
 
 /// Maximum concurrent requests and received bytes of one class of authenticated callers.
@@ -51,7 +60,11 @@ impl Budget {
     }
 
     /// Takes a permit. A request without a credential key has no share: its listener has a single credential.
-    pub(super) fn charge(&self, credential: Option<CredentialKey>) -> Result<Charge<'_>, LimitedResource> {
+    pub(super) fn charge(
+        &self,
+        credential: Option<CredentialKey>,
+        limits: CredentialLimits,
+    ) -> Result<Charge<'_>, LimitedResource> {
         let mut usage = self.usage();
         if usage.total.requests >= self.most.requests {
             return Err(self.resource);
@@ -60,6 +73,9 @@ impl Budget {
             let (total, group) = (usage.total.requests, usage.group.requests);
             let free = free_for(Some(credential), self.most.requests, total, group);
             let own = usage.credentials.get(&credential).copied().unwrap_or_default();
+            if limits.requests.is_some_and(|most| own.requests >= most) {
+                return Err(LimitedResource::CredentialRequests);
+            }
             if own.requests >= free {
                 return Err(LimitedResource::CredentialShare);
             }
@@ -67,7 +83,7 @@ impl Budget {
             usage.group.requests += usize::from(credential.is_of_all_hosts());
         }
         usage.total.requests += 1;
-        Ok(Charge { budget: self, credential, bytes: 0 })
+        Ok(Charge { budget: self, credential, limits, bytes: 0 })
     }
 }
 
@@ -75,6 +91,7 @@ impl Budget {
 pub struct Charge<'a> {
     budget: &'a Budget,
     credential: Option<CredentialKey>,
+    limits: CredentialLimits,
     bytes: usize,
 }
 
@@ -90,6 +107,9 @@ impl Charge<'_> {
         let left = free_for(self.credential, most, total, group).checked_sub(more);
         let is_of_all_hosts = self.credential.is_some_and(CredentialKey::is_of_all_hosts);
         if let Some(own) = self.credential.and_then(|credential| usage.credentials.get_mut(&credential)) {
+            if self.limits.bytes.is_some_and(|most| own.bytes.saturating_add(more) > most) {
+                return Err(LimitedResource::CredentialBytes);
+            }
             if left.is_none_or(|left| own.bytes.saturating_add(more) > left) {
                 return Err(LimitedResource::CredentialShare);
             }
@@ -131,6 +151,8 @@ mod tests {
     use super::super::credential_key::CredentialScope;
     use super::*;
 
+    const NONE: CredentialLimits = CredentialLimits { requests: None, bytes: None };
+
     fn app(name: &str) -> Option<CredentialKey> {
         Some(CredentialKey::new(CredentialScope::Clients, name))
     }
@@ -148,7 +170,7 @@ mod tests {
     ) -> (Vec<Charge<'a>>, Option<LimitedResource>) {
         let mut held = Vec::new();
         loop {
-            match budget.charge(credential) {
+            match budget.charge(credential, NONE) {
                 Ok(charge) => held.push(charge),
                 Err(resource) => return (held, Some(resource)),
             }
@@ -164,7 +186,7 @@ mod tests {
         assert_eq!((second.len(), why), (128, Some(LimitedResource::CredentialShare)));
         // The first does not take back what the second released.
         drop(second);
-        assert_eq!(budget.charge(app("greedy")).err(), Some(LimitedResource::CredentialShare));
+        assert_eq!(budget.charge(app("greedy"), NONE).err(), Some(LimitedResource::CredentialShare));
         drop(greedy);
         assert!(is_empty(&budget));
     }
@@ -173,8 +195,8 @@ mod tests {
     fn many_credentials_with_one_request_each_use_all_permits() {
         let budget = Budget::new(LimitedResource::Agents, 512, 100);
         let name = |n: usize| Some(CredentialKey::new(CredentialScope::OneHost, &n.to_string()));
-        let held: Vec<_> = (0..512).map(|n| budget.charge(name(n)).expect("a permit")).collect();
-        assert_eq!(budget.charge(name(512)).err(), Some(LimitedResource::Agents));
+        let held: Vec<_> = (0..512).map(|n| budget.charge(name(n), NONE).expect("a permit")).collect();
+        assert_eq!(budget.charge(name(512), NONE).err(), Some(LimitedResource::Agents));
         drop(held);
         assert!(is_empty(&budget));
     }
@@ -188,12 +210,12 @@ mod tests {
         let (second, _) = fill(&budget, at(2));
         assert_eq!(second.len(), 96, "half of the rest");
         // All peers together leave a quarter.
-        let others: Vec<_> = (3..=255).map_while(|last| budget.charge(at(last)).ok()).collect();
+        let others: Vec<_> = (3..=255).map_while(|last| budget.charge(at(last), NONE).ok()).collect();
         assert_eq!(greedy.len() + second.len() + others.len(), 384);
         let own = Some(CredentialKey::new(CredentialScope::OneHost, "own"));
         assert_eq!(fill(&budget, own).0.len(), 64);
         drop((greedy, second, others));
-        let mut body = budget.charge(at(1)).expect("a permit");
+        let mut body = budget.charge(at(1), NONE).expect("a permit");
         assert_eq!((body.add(37), body.add(1)), (Ok(()), Err(LimitedResource::CredentialShare)));
         drop(body);
         assert!(is_empty(&budget));
@@ -209,16 +231,35 @@ mod tests {
     #[test]
     fn one_credential_gets_half_of_the_memory() {
         let budget = Budget::new(LimitedResource::KnownCallers, 16, 100);
-        let mut one = budget.charge(app("greedy")).expect("a permit");
-        let mut two = budget.charge(app("greedy")).expect("a permit");
+        let mut one = budget.charge(app("greedy"), NONE).expect("a permit");
+        let mut two = budget.charge(app("greedy"), NONE).expect("a permit");
         assert_eq!((one.add(30), two.add(20)), (Ok(()), Ok(())));
         assert_eq!(two.add(1), Err(LimitedResource::CredentialShare), "half of it");
-        let mut other = budget.charge(app("other")).expect("a permit");
+        let mut other = budget.charge(app("other"), NONE).expect("a permit");
         assert_eq!(other.add(25), Ok(()));
         assert_eq!(other.add(51), Err(LimitedResource::BodyMemory));
         drop((one, two));
         assert_eq!(other.add(25), Ok(()));
         drop(other);
+        assert!(is_empty(&budget));
+    }
+
+    #[test]
+    fn a_configured_limit_is_lower_than_the_share_and_concerns_one_credential() {
+        let budget = Budget::new(LimitedResource::KnownCallers, 512, 1000);
+        let limits = CredentialLimits { requests: Some(2), bytes: Some(50) };
+        let mut one = budget.charge(app("bound"), limits).expect("a permit");
+        let two = budget.charge(app("bound"), limits).expect("a permit");
+        let third = budget.charge(app("bound"), limits).err();
+        assert_eq!(third, Some(LimitedResource::CredentialRequests));
+        assert_eq!((one.add(50), one.add(1)), (Ok(()), Err(LimitedResource::CredentialBytes)));
+        let mut other = budget.charge(app("other"), NONE).expect("a permit");
+        assert_eq!(other.add(400), Ok(()));
+        drop(two);
+        assert!(budget.charge(app("bound"), limits).is_ok());
+        let zero = CredentialLimits { requests: Some(0), bytes: None };
+        assert!(budget.charge(app("none"), zero).is_err());
+        drop((one, other));
         assert!(is_empty(&budget));
     }
 }

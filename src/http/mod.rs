@@ -24,9 +24,11 @@ mod trusted_proxy;
 mod webhook;
 mod write_timeout;
 
-pub use admission::{AdmittedRequest, BodyError, UnknownCallers, admit_known, read_body, readmit};
+pub use admission::{
+    AdmittedRequest, BodyError, UnknownCallers, admit_known, admit_limited, read_body, readmit,
+};
 pub use api_client::{ApiClient, ApiCredentials, ApiEndpoint, CallError, LineStream};
-pub use budget::Budget;
+pub use budget::{Budget, CredentialLimits};
 pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
 pub use credential_key::{CredentialKey, CredentialScope, ShareExceeded};

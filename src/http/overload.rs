@@ -16,15 +16,20 @@ pub enum LimitedResource {
     BodyMemory,
     /// The share of one credential: other callers are served.
     CredentialShare,
+    /// The configured limit of one credential.
+    CredentialRequests,
+    CredentialBytes,
 }
 
 impl LimitedResource {
-    pub const ALL: [LimitedResource; 5] = [
+    pub const ALL: [LimitedResource; 7] = [
         LimitedResource::Connections,
         LimitedResource::KnownCallers,
         LimitedResource::Agents,
         LimitedResource::BodyMemory,
         LimitedResource::CredentialShare,
+        LimitedResource::CredentialRequests,
+        LimitedResource::CredentialBytes,
     ];
 
     pub fn word(self) -> &'static str {
@@ -34,6 +39,21 @@ impl LimitedResource {
             LimitedResource::Agents => "agents",
             LimitedResource::BodyMemory => "body_memory",
             LimitedResource::CredentialShare => "credential_share",
+            LimitedResource::CredentialRequests => "credential_requests",
+            LimitedResource::CredentialBytes => "credential_bytes",
+        }
+    }
+
+    /// Whether only one credential is refused.
+    fn is_of_credential(self) -> bool {
+        match self {
+            LimitedResource::CredentialShare
+            | LimitedResource::CredentialRequests
+            | LimitedResource::CredentialBytes => true,
+            LimitedResource::Connections
+            | LimitedResource::KnownCallers
+            | LimitedResource::Agents
+            | LimitedResource::BodyMemory => false,
         }
     }
 
@@ -47,6 +67,9 @@ impl LimitedResource {
             LimitedResource::Agents => "refusing agents: all request permits of agents are in use",
             LimitedResource::BodyMemory => "refusing callers: the memory for request bodies is in use",
             LimitedResource::CredentialShare => "refusing one credential: its share is in use",
+            LimitedResource::CredentialRequests | LimitedResource::CredentialBytes => {
+                "refusing one credential: its limit is reached"
+            }
         }
     }
 }
@@ -65,7 +88,7 @@ impl Overload {
             }
         }
         // One greedy credential must not take the listener out of service.
-        if resource == LimitedResource::CredentialShare {
+        if resource.is_of_credential() {
             return;
         }
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((Instant::now(), resource));

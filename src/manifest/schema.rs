@@ -76,7 +76,12 @@ fn entry(entry: &Entry) -> Value {
         mark_deprecated(&mut value);
     }
     match entry.name {
-        "on_change" => value["propertyNames"] = json!({"enum": field_paths()}),
+        "on_change" => {
+            value["propertyNames"] = json!({"anyOf": [
+                {"enum": field_paths()},
+                {"pattern": "^(spec\\.)?env\\.[^=]+$"},
+            ]})
+        }
         "labels" if value["type"] == "object" => value["propertyNames"] = json!({"pattern": "^(?!abide_)"}),
         _ => {}
     }

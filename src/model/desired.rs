@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey};
+use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey, Rollout};
 
 /// All desired instances, and the policies that apply to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,6 +164,20 @@ impl Protection {
             Protection::Stop => "stop",
         }
     }
+
+    /// The value of the label that keeps protections with a process of GSE; `None`: no label.
+    pub fn label(protections: &[Protection]) -> Option<String> {
+        let words = Protection::ALL.into_iter().filter(|one| protections.contains(one));
+        let words: Vec<&str> = words.map(Protection::word).collect();
+        (!words.is_empty()).then(|| words.join(","))
+    }
+
+    /// Reads that label. A word of a later version forbids everything.
+    pub fn of_label(text: &str) -> Vec<Protection> {
+        let words = || text.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let of_word = |word: &str| Protection::ALL.into_iter().find(|one| one.word() == word);
+        words().map(of_word).collect::<Option<Vec<_>>>().unwrap_or_else(|| Protection::ALL.to_vec())
+    }
 }
 
 /// A count, or a share of a total.
@@ -200,16 +214,6 @@ impl fmt::Display for Amount {
             Amount::Share(p) => write!(f, "{}%", p.get()),
         }
     }
-}
-
-/// Rollout settings. Unset: all instances at once, within the budgets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rollout {
-    pub batch: Option<Amount>,
-    pub canary: Option<Amount>,
-    pub soak_secs: Option<u64>,
-    pub max_failures: Option<u64>,
-    pub auto_rollback: Option<bool>,
 }
 
 /// Rules for a directory tree.

@@ -45,5 +45,52 @@ impl fmt::Display for Effect {
     }
 }
 
-/// Per-process effects of some fields; they override the table.
-pub type OnChange = BTreeMap<Field, Effect>;
+/// Per-process effects of some fields and environment variables; they override the table.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct OnChange {
+    fields: BTreeMap<Field, Effect>,
+    /// Of single variables, by name; they override the effect of `env`.
+    variables: BTreeMap<String, Effect>,
+}
+
+impl OnChange {
+    pub fn new() -> OnChange {
+        OnChange::default()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.fields.is_empty() && self.variables.is_empty()
+    }
+
+    pub fn get(&self, field: Field) -> Option<Effect> {
+        self.fields.get(&field).copied()
+    }
+
+    /// The previous effect, if there was one.
+    pub fn insert(&mut self, field: Field, effect: Effect) -> Option<Effect> {
+        self.fields.insert(field, effect)
+    }
+
+    pub fn variables(&self) -> &BTreeMap<String, Effect> {
+        &self.variables
+    }
+
+    /// The previous effect, if there was one.
+    pub fn insert_variable(&mut self, name: &str, effect: Effect) -> Option<Effect> {
+        self.variables.insert(name.to_owned(), effect)
+    }
+}
+
+impl<const N: usize> From<[(Field, Effect); N]> for OnChange {
+    fn from(fields: [(Field, Effect); N]) -> OnChange {
+        OnChange { fields: BTreeMap::from(fields), variables: BTreeMap::new() }
+    }
+}
+
+/// The digest of a manifest revision contains this text: it must not change for entries of whole fields.
+impl fmt::Debug for OnChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let variables = self.variables.iter().map(|(name, effect)| (format!("env.{name}"), effect));
+        f.debug_map().entries(&self.fields).entries(variables).finish()
+    }
+}

@@ -4,7 +4,12 @@
 //! does not compile until it is listed; [`base_effect`] matches every [`Field`], so a new name does not
 //! compile until it is placed. `explain`, the difference of two specs and the digests all read this table.
 
-use super::{Effect, Field, OnChange, Spec, SpecRevision, StartMode, Value};
+use std::collections::BTreeMap;
+
+use super::value::Env;
+use super::{Effect, EnvValue, Field, OnChange, Spec, SpecRevision, StartMode, Value};
+
+type EnvMap = BTreeMap<String, EnvValue>;
 
 /// The effect of a field before a process's own `on_change`. The agent writes the output of a foreground process to
 /// `log_path`; for a daemon the field is informational.
@@ -62,12 +67,16 @@ pub fn base_effect(field: Field, mode: StartMode) -> Effect {
 
 /// The effect of a field for one process: its `on_change` entry, else the base effect.
 pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect {
-    on_change.get(&field).copied().unwrap_or_else(|| base_effect(field, mode))
+    on_change.get(field).unwrap_or_else(|| base_effect(field, mode))
 }
 
 /// The table of one process: includes its `on_change`, its start mode and the fields that its target supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EffectTable([Effect; Field::COUNT]);
+pub struct EffectTable {
+    fields: [Effect; Field::COUNT],
+    /// Environment variables with an effect of their own.
+    variables: BTreeMap<String, Effect>,
+}
 
 impl EffectTable {
     pub fn new(mode: StartMode, on_change: &OnChange) -> EffectTable {
@@ -75,7 +84,7 @@ impl EffectTable {
         for field in Field::ALL {
             effects[*field as usize] = effect_of(*field, mode, on_change);
         }
-        EffectTable(effects)
+        EffectTable { fields: effects, variables: on_change.variables().clone() }
     }
 
     pub fn of(spec: &Spec, on_change: &OnChange) -> EffectTable {
@@ -85,13 +94,44 @@ impl EffectTable {
     /// Excludes the fields that a target does not support from every comparison.
     pub fn without(mut self, unsupported: impl Fn(Field) -> bool) -> EffectTable {
         for field in Field::ALL.iter().filter(|field| unsupported(**field)) {
-            self.0[*field as usize] = Effect::None;
+            self.fields[*field as usize] = Effect::None;
+        }
+        if unsupported(Field::Env) {
+            self.variables.clear();
         }
         self
     }
 
     pub fn effect(&self, field: Field) -> Effect {
-        self.0[field as usize]
+        self.fields[field as usize]
+    }
+
+    /// The strongest effect among the environment variables that differ.
+    pub fn effect_of_env(&self, old: &EnvMap, new: &EnvMap) -> Effect {
+        let names = old.keys().chain(new.keys()).filter(|name| old.get(*name) != new.get(*name));
+        let effect = |name: &String| self.variables.get(name).copied().unwrap_or(self.effect(Field::Env));
+        names.map(effect).max().unwrap_or(Effect::None)
+    }
+
+    /// Whether a reload puts the field into effect.
+    pub fn is_reloaded(&self, field: Field) -> bool {
+        self.effect(field) == Effect::Reload
+            || (field == Field::Env && self.variables.values().any(|effect| *effect == Effect::Reload))
+    }
+
+    /// The environment in parts: variables with an effect of their own, and the rest under the effect of `env`.
+    fn env_parts(&self, env: &EnvMap) -> Vec<(Effect, String, EnvMap)> {
+        let mut rest = env.clone();
+        let mut parts = Vec::new();
+        for (name, effect) in &self.variables {
+            if let Some((name, value)) = rest.remove_entry(name) {
+                parts.push((*effect, format!("{}.{name}", Field::Env.path()), EnvMap::from([(name, value)])));
+            }
+        }
+        if !rest.is_empty() {
+            parts.insert(0, (self.effect(Field::Env), Field::Env.path().to_owned(), rest));
+        }
+        parts
     }
 
     /// The digests of one spec. Fields with effect None are in none of them.
@@ -103,8 +143,19 @@ impl EffectTable {
     pub(super) fn digests(&self, spec: &Spec) -> (SpecRevision, [u8; 16]) {
         // A documented default equals an unset field.
         let values = spec.values();
-        let set = values.iter().filter(|(field, _)| spec.is_set(*field));
-        let set: Vec<_> = set.map(|(field, value)| (self.effect(*field), field.path(), value)).collect();
+        let splits_env = !self.variables.is_empty();
+        let env_parts = if splits_env { self.env_parts(&spec.env) } else { Vec::new() };
+        let env_values: Vec<Value<'_>> = env_parts.iter().map(|(_, _, env)| Value::Env(Env(env))).collect();
+        let mut set = Vec::with_capacity(values.len());
+        for (field, value) in values.iter().filter(|(field, _)| spec.is_set(*field)) {
+            match *field == Field::Env && splits_env {
+                true => {
+                    let parts = env_parts.iter().zip(&env_values);
+                    set.extend(parts.map(|((effect, path, _), value)| (*effect, path.as_str(), value)));
+                }
+                false => set.push((self.effect(*field), field.path(), value)),
+            }
+        }
         // Serialized first: one hash over a few hundred bytes is much faster than many small updates.
         let mut text = Vec::with_capacity(1024);
         let mut whole = Vec::with_capacity(5 * blake3::OUT_LEN);

@@ -16,6 +16,7 @@ mod observed;
 mod outcome;
 mod outer_policy;
 mod plan;
+mod rollout;
 mod sandbox;
 mod selection;
 mod selector;
@@ -28,7 +29,7 @@ mod value;
 
 pub use desired::{
     Allow, Amount, Budgets, Days, DeclaredProcess, Desired, DesiredInstance, Disruption, Policy, Protection,
-    Rollout, SourceLocation, State, TimeOfDay, Window,
+    SourceLocation, State, TimeOfDay, Window,
 };
 pub use dialect::Dialect;
 pub use effect::{Effect, OnChange};
@@ -45,6 +46,7 @@ pub use observed::{
 pub use outcome::{StepOutcome, SyncStatus};
 pub use outer_policy::OuterPolicy;
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
+pub use rollout::{Rollout, RolloutGroup, RolloutPause, RolloutProgress};
 pub use sandbox::{
     ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,
     ulimit_number,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Desired, HashedSpec, HostKey, InstanceKey, SpecRevision, Time};
+use super::{Desired, HashedSpec, HostKey, InstanceKey, Protection, SpecRevision, Time};
 
 /// All observed instances.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,6 +54,8 @@ pub struct ObservedSpecs {
     pub ran: LastRun,
     /// Paths of the registered configmap whose files on the host differ from it, or are missing.
     pub drifted_files: Vec<String>,
+    /// Protections by the label of the target. On targets without that label they are in the state only.
+    pub protections: Vec<Protection>,
 }
 
 /// The running process of an observed instance.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Field, HashedSpec, Host, InstanceKey, ProcessKey, SourceLocation, SpecRevision};
+use super::{Field, HashedSpec, Host, InstanceKey, ProcessKey, RolloutPause, SourceLocation, SpecRevision};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
@@ -17,6 +17,8 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Number of instances that are in sync.
     pub in_sync: usize,
+    /// Rollouts that wait for a promotion.
+    pub pauses: Vec<RolloutPause>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -273,10 +275,16 @@ pub enum HoldReason {
     SourceUnreadable,
     /// The policy of the control host does not allow it.
     PolicyViolated,
+    /// The rollout waits for `abide rollout promote`.
+    AwaitingPromotion,
+    /// A person aborted the rollout of this version.
+    RolloutAborted,
+    /// Too many instances of the group are unavailable already.
+    MaxUnavailable,
 }
 
 impl HoldReason {
-    pub const ALL: [HoldReason; 26] = [
+    pub const ALL: [HoldReason; 29] = [
         HoldReason::HostUnknown,
         HoldReason::Stale,
         HoldReason::Hold,
@@ -303,6 +311,9 @@ impl HoldReason {
         HoldReason::FollowOff,
         HoldReason::SourceUnreadable,
         HoldReason::PolicyViolated,
+        HoldReason::AwaitingPromotion,
+        HoldReason::RolloutAborted,
+        HoldReason::MaxUnavailable,
     ];
 
     /// Whether the reason can end without a decision of a person.
@@ -318,7 +329,8 @@ impl HoldReason {
             | HoldReason::AgentRelaunching
             | HoldReason::BackingOff
             | HoldReason::UnderWay
-            | HoldReason::SourceUnreadable => true,
+            | HoldReason::SourceUnreadable
+            | HoldReason::MaxUnavailable => true,
             HoldReason::Hold
             | HoldReason::Paused
             | HoldReason::Protected
@@ -333,7 +345,9 @@ impl HoldReason {
             | HoldReason::RolledBack
             | HoldReason::HealOff
             | HoldReason::FollowOff
-            | HoldReason::PolicyViolated => false,
+            | HoldReason::PolicyViolated
+            | HoldReason::AwaitingPromotion
+            | HoldReason::RolloutAborted => false,
         }
     }
 
@@ -370,6 +384,9 @@ impl HoldReason {
             HoldReason::FollowOff => "FollowOff",
             HoldReason::SourceUnreadable => "SourceUnreadable",
             HoldReason::PolicyViolated => "PolicyViolated",
+            HoldReason::AwaitingPromotion => "AwaitingPromotion",
+            HoldReason::RolloutAborted => "RolloutAborted",
+            HoldReason::MaxUnavailable => "MaxUnavailable",
         }
     }
 }

@@ -5,7 +5,7 @@ use tracing::warn;
 use super::observation::Observation;
 use crate::backend::{Backend, InstanceQuery};
 use crate::execute::ledger;
-use crate::model::{Observed, Op, Plan};
+use crate::model::{Observed, ObservedInstance, Op, Plan};
 use crate::reconcile::Caps;
 use crate::reconcile::spec_recovery::fill_in;
 
@@ -49,7 +49,11 @@ impl Observation {
         match of_created {
             Ok(mut closer) => {
                 has_new_facts |= !created.is_empty();
-                closer.instances.retain(|_, seen| !seen.unknown);
+                // A process of the agent that a live list does not show was started since: the plan under the lease sees it.
+                let is_newer = |seen: &ObservedInstance| {
+                    caps.lag_secs == 0 && seen.running == Some(true) && !seen.process.not_owned
+                };
+                closer.instances.retain(|_, seen| !seen.unknown && !is_newer(seen));
                 self.observed.merge_live_check(closer);
             }
             Err(fault) => {

@@ -11,7 +11,7 @@ use super::choose::{Delta, Goal, RanStatus, Situation, StopBy, Stops};
 use super::diff::{changes, delta, delta_of_revisions};
 use super::effect::EffectTable;
 use crate::model::{
-    AutoType, Effect, Field, HashedSpec, Health, HoldReason, KnownSpec, LastRun, Monitor, OnChange, Present,
+    AutoType, Field, HashedSpec, Health, HoldReason, KnownSpec, LastRun, Monitor, OnChange, Present,
     RestartWhen, Spec, SpecRevision, SpecSection, State, Time,
 };
 
@@ -47,7 +47,7 @@ impl<'a> TargetSpec<'a> {
     /// The fields that a reload puts into effect.
     pub fn reloaded(&self) -> Vec<Field> {
         let fields = Field::ALL.iter().copied();
-        fields.filter(|field| self.effects.effect(*field) == Effect::Reload).collect()
+        fields.filter(|field| self.effects.is_reloaded(*field)).collect()
     }
 
     /// The effects by which a spec differs from the wanted one; `None`: the spec is unknown.

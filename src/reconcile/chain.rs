@@ -79,6 +79,8 @@ pub struct PlanDraft<'a> {
     pub lost: usize,
     /// Number of instances adopted with a live spec that differs from the wanted one.
     pub deferred: usize,
+    /// Moved instances whose supervision ends under the old name before it starts under the new one, per process.
+    pub rehosted: BTreeMap<ProcessKey, usize>,
     /// Adopted instances that were not restarted since, counted per process.
     pub assumed: BTreeMap<ProcessKey, usize>,
 }

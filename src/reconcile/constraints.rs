@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::chain::{Chain, PlanDraft};
 use super::rules::Rules;
 use crate::model::{
-    Amount, Desired, DesiredInstance, Disruption, Hold, HoldReason, InstanceKey, Name, Now, Op, Pause,
-    Policy, Protection, State, Time, Window,
+    Amount, Desired, DesiredInstance, Disruption, Hold, HoldReason, InstanceKey, Name, Now, Observed, Op,
+    Pause, Policy, Protection, State, Time, Window,
 };
 
 /// The disruptions of a chain, as protections, windows and budgets name them.
@@ -53,9 +53,16 @@ impl DisruptionSet {
 }
 
 /// Moves the chains that may not be executed now from `found.chains` to `found.held`.
-pub fn apply_constraints(found: &mut PlanDraft<'_>, desired: &Desired, rules: &Rules, now: &Now) {
+pub fn apply_constraints(
+    found: &mut PlanDraft<'_>,
+    desired: &Desired,
+    observed: &Observed,
+    rules: &Rules,
+    now: &Now,
+) {
     let constraints = Constraints {
         desired,
+        observed,
         rules,
         now,
         policies_by_namespace: policies_by_namespace(desired),
@@ -78,6 +85,7 @@ fn hold_where(found: &mut PlanDraft<'_>, reason: impl Fn(&Chain<'_>) -> Option<(
 
 struct Constraints<'a> {
     desired: &'a Desired,
+    observed: &'a Observed,
     rules: &'a Rules,
     now: &'a Now,
     /// The policies that apply to some instance of a namespace.
@@ -114,7 +122,7 @@ impl<'a> Constraints<'a> {
                 format!("the manifest has `protect: [{}]`", protection.word())
             }
             None => {
-                let protection = forbidding(chain, kinds, self.rules.holds.protections.get(chain.key)?)?;
+                let protection = forbidding(chain, kinds, &self.protections_of_orphan(chain.key))?;
                 let (word, process) = (protection.word(), chain.key.process());
                 format!(
                     "its manifest had `protect: [{word}]`: `abide unprotect {process} --reason …`, or a manifest with \
@@ -123,6 +131,15 @@ impl<'a> Constraints<'a> {
             }
         };
         Some((HoldReason::Protected, detail))
+    }
+
+    /// The recorded protections and those of the target's label. A record without any ends those of the label.
+    fn protections_of_orphan(&self, key: &InstanceKey) -> Vec<Protection> {
+        let label = self.observed.instances.get(key).map(|seen| seen.specs.protections.as_slice());
+        match (self.rules.holds.protections.get(key), label.unwrap_or_default()) {
+            (Some(recorded), _) if recorded.is_empty() => Vec::new(),
+            (recorded, label) => recorded.into_iter().flatten().chain(label).copied().collect(),
+        }
     }
 
     /// By its name and by the name that it moved from: both change.

@@ -16,9 +16,14 @@ pub struct Change<'a> {
 /// Every field in which `old` differs from `new`, in table order, with the effects of the wanted spec.
 pub fn changes<'a>(old: &'a Spec, new: &'a Spec, effects: &EffectTable) -> Vec<Change<'a>> {
     let pairs = old.values().into_iter().zip(new.values());
+    let effect = |field: Field| match field {
+        Field::Env => effects.effect_of_env(&old.env, &new.env),
+        field => effects.effect(field),
+    };
     pairs
-        .filter(|((field, old), (_, new))| effects.effect(*field) != Effect::None && old != new)
-        .map(|((field, old), (_, new))| Change { field, effect: effects.effect(field), old, new })
+        .filter(|((_, old), (_, new))| old != new)
+        .map(|((field, old), (_, new))| Change { field, effect: effect(field), old, new })
+        .filter(|change| change.effect != Effect::None)
         .collect()
 }
 

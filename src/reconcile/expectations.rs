@@ -139,7 +139,11 @@ pub fn overlay(
                 observed.instances.remove(instance);
             }
             Expected::State(seen) => {
-                let seen = ObservedInstance { report_time: Some(*at), ..(**seen).clone() };
+                let mut seen = ObservedInstance { report_time: Some(*at), ..(**seen).clone() };
+                // A step does not end protections.
+                if let Some(listed) = observed.instances.get_mut(instance) {
+                    seen.specs.protections = std::mem::take(&mut listed.specs.protections);
+                }
                 observed.instances.insert(instance.clone(), seen);
             }
             Expected::Unknown => {

@@ -43,7 +43,8 @@ pub fn fingerprint(
 fn facts(seen: &ObservedInstance) -> String {
     let ObservedInstance { unknown, registered, hosted, running, owner, specs, .. } = seen;
     // Whether the live spec is assumed, and files that others deliver, change no step.
-    let ObservedSpecs { registered: given, live, is_live_assumed: _, ran, drifted_files: _ } = specs;
+    let ObservedSpecs { registered: given, live, is_live_assumed: _, ran, drifted_files: _, protections: _ } =
+        specs;
     let ran = match ran {
         LastRun::Unknown => "unknown".to_owned(),
         LastRun::Never => "never".to_owned(),

@@ -33,6 +33,7 @@ mod reasons;
 mod rollout;
 mod rules;
 pub mod spec_recovery;
+mod stages;
 mod sync_status;
 mod waves;
 pub mod why;
@@ -46,6 +47,7 @@ pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
 pub use planner::drifted_files;
 pub use rules::{HoldRules, OrphanRules, Rules};
+pub use stages::rollout_id;
 pub use sync_status::{SyncStatus, sync_statuses};
 
 use std::collections::BTreeMap;
@@ -56,12 +58,14 @@ use chain::PlanDraft;
 /// The plan: the steps to execute, and the held changes.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
     let mut found = planner::plan_instances(desired, observed, rules, now);
-    constraints::apply_constraints(&mut found, desired, rules, now);
+    constraints::apply_constraints(&mut found, desired, observed, rules, now);
+    let pauses = stages::hold_stages(&mut found, desired, observed, rules);
+    stages::hold_unavailable(&mut found, desired, observed);
     let waves = waves::build_waves(&mut found, desired, observed, rules);
     let notes = notes(&found, rules);
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
-    Plan { waves, held, notes, in_sync: found.in_sync }
+    Plan { waves, held, notes, in_sync: found.in_sync, pauses }
 }
 
 /// The first processes by name, each with its number of instances.
@@ -110,6 +114,14 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
         let (n, s) = (found.deferred, if found.deferred == 1 { " is" } else { "s are" });
         notes.push(format!(
             "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
+        ));
+    }
+    if !found.rehosted.is_empty() {
+        notes.push(format!(
+            "not supervised between unhost and host: {}; {} cannot exchange the name of a supervised process in one \
+             operation",
+            named(&found.rehosted),
+            caps.name()
         ));
     }
     if !found.assumed.is_empty() {

@@ -105,6 +105,9 @@ impl<'a> Planner<'a> {
                 for why in moved.filter(|why| why.rule == Rule::Moved) {
                     (why.old, why.new) = (Some(from.process().to_string()), Some(key.process().to_string()));
                 }
+                if caps.moves == Moves::Rehost && keeps && !before.is_empty() {
+                    *self.found.rehosted.entry(key.process()).or_default() += 1;
+                }
                 let (want, from) = (Some(want), Some(from));
                 self.found.chains.push(Chain { key, want, from, before, steps });
             }

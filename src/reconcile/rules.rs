@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
-use crate::model::{Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, Protection, Selection};
+use crate::model::{
+    Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, ProcessKey, Protection,
+    RolloutProgress, Selection,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -28,6 +31,8 @@ pub struct Rules {
     pub orphans: OrphanRules,
     /// The policy of the control host.
     pub policy: Option<Arc<OuterPolicy>>,
+    /// Decisions of persons on rollouts.
+    pub rollouts: BTreeMap<ProcessKey, RolloutProgress>,
 }
 
 /// Instances that a plan leaves unchanged.
@@ -70,6 +75,7 @@ impl Rules {
             selection: Selection::default(),
             orphans: OrphanRules::default(),
             policy: None,
+            rollouts: BTreeMap::new(),
         }
     }
 }

@@ -187,7 +187,7 @@ impl<'a> WaveBuilder<'a> {
         let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
         // Per name: for dependents on hosts without an instance of that name.
         let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
-        for batch in batches(self.inputs.desired, chains, &down) {
+        for batch in batches(self.inputs.desired, self.inputs.observed, chains, &down) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {
@@ -288,7 +288,7 @@ impl<'a> WaveBuilder<'a> {
         let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
         up.sort_by_key(|at| self.rank(&chains[*at]));
         let mut everywhere: HashMap<&ProcessKey, Result<usize, NotReady>> = HashMap::new();
-        for batch in batches(self.inputs.desired, chains, &up) {
+        for batch in batches(self.inputs.desired, self.inputs.observed, chains, &up) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {

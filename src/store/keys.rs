@@ -21,6 +21,7 @@
 //! | `fleet/token/ID` | join token: digest of its secret, hosts, expiry, creator, use |
 //! | `fleet/host/HOST` | certificate of a host: pinned key, agent, serial number, expiry, revocation |
 //! | `fleet/revoked/SERIAL` | revoked certificate, until it expires |
+//! | `audit-anchor` | head of the audit log's hash chain, and its oldest entry |
 //! | `probe` | time of the last write check |
 //! | `store-id` | identity of the store, as text |
 //!
@@ -38,6 +39,7 @@
 //! | `protect/INSTANCE` | protections of a live instance, and its owner |
 //! | `pin/OWNER` | pinned manifest revision |
 //! | `left/OWNER/INSTANCE` | suspended instance |
+//! | `rollout/OWNER/NAMESPACE:NAME` | decisions on the rollout of a process: version, promoted stages, state |
 //! | `source/OWNER/taken` | active revision |
 //! | `source/OWNER/applied` | revision that was fully applied, as text; written with `--heal no` |
 //! | `source/OWNER/git` | last commit of a git source |
@@ -62,7 +64,7 @@
 //! An owner may contain `/`; a part that may contain any character is the last of its key. A `_PREFIX` constant or
 //! `_prefix` function ends with `/`, so that a range never includes keys of another prefix.
 
-use crate::model::{HostKey, InstanceKey, Name};
+use crate::model::{HostKey, InstanceKey, Name, ProcessKey};
 
 // Keys of the gateway.
 
@@ -79,6 +81,7 @@ pub const FLEET_PREFIX: &str = "fleet/";
 pub const JOIN_TOKEN_PREFIX: &str = "fleet/token/";
 pub const HOST_PIN_PREFIX: &str = "fleet/host/";
 pub const REVOKED_PREFIX: &str = "fleet/revoked/";
+pub const AUDIT_ANCHOR: &str = "audit-anchor";
 pub const PROBE: &str = "probe";
 pub const STORE_ID: &str = "store-id";
 
@@ -230,11 +233,12 @@ pub const CONTROLLER_STATUS_PREFIX: &str = "controller/";
 pub const PAUSE_PREFIX: &str = "pause/";
 pub const PIN_PREFIX: &str = "pin/";
 pub const SUSPENDED_PREFIX: &str = "left/";
+pub const ROLLOUT_PREFIX: &str = "rollout/";
 pub const SOURCE_PREFIX: &str = "source/";
 pub const HISTORY_PREFIX: &str = "history/";
 
 /// Prefixes that a gateway stores for controllers, sorted.
-pub const CONTROLLER_PREFIXES: [&str; 14] = [
+pub const CONTROLLER_PREFIXES: [&str; 15] = [
     "at/",
     CONTROLLER_STATUS_PREFIX,
     "expect/",
@@ -247,6 +251,7 @@ pub const CONTROLLER_PREFIXES: [&str; 14] = [
     PAUSE_PREFIX,
     PIN_PREFIX,
     PROTECTION_PREFIX,
+    ROLLOUT_PREFIX,
     "snap/",
     SOURCE_PREFIX,
 ];
@@ -254,6 +259,12 @@ pub const CONTROLLER_PREFIXES: [&str; 14] = [
 /// Prefix of every key of a target in a store that several targets share.
 pub fn target_prefix(target: &str) -> String {
     format!("at/{target}/")
+}
+
+/// The prefix `at/TARGET/` of a key of another target.
+pub fn target_of(key: &str) -> Option<&str> {
+    let (target, _) = key.strip_prefix("at/")?.split_once('/')?;
+    key.get(.."at/".len() + target.len() + 1)
 }
 
 /// The key of a lease by its name.
@@ -309,6 +320,20 @@ pub fn ledger_prefix(target: &str) -> String {
 
 pub fn ledger_instance(key: &str, target: &str) -> Option<InstanceKey> {
     below(key.strip_prefix("ledger/")?, target)?.parse().ok()
+}
+
+pub fn rollouts_prefix(owner: &str) -> String {
+    format!("{ROLLOUT_PREFIX}{owner}/")
+}
+
+/// Neither part of a name contains `:` or `/`.
+pub fn rollout(owner: &str, process: &ProcessKey) -> String {
+    format!("{}{}:{}", rollouts_prefix(owner), process.namespace, process.name)
+}
+
+pub fn rollout_process(key: &str, owner: &str) -> Option<ProcessKey> {
+    let (namespace, name) = below(key.strip_prefix(ROLLOUT_PREFIX)?, owner)?.split_once(':')?;
+    Some(ProcessKey { namespace: namespace.parse().ok()?, name: name.parse().ok()? })
 }
 
 pub fn controller(owner: &str) -> String {

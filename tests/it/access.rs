@@ -266,6 +266,11 @@ fn named_requests(word: &str, of: &Subject) -> Vec<Sample> {
         "access" | "metrics" | "description" => Vec::new(),
         // These need everything: their own test compares them.
         "join_tokens" | "create_join_token" | "revoke_join_token" | "revoke_host" => Vec::new(),
+        "verify_audit" => Vec::new(),
+        "audit" => {
+            let query = format!("?namespace={namespace}");
+            vec![Sample { query, ..sample(json!({}), Role::Admin, &[Part::Namespace]) }]
+        }
         other => panic!("the matrix has no request for {other}"),
     }
 }
@@ -298,6 +303,12 @@ fn state_requests(of: &Subject) -> Vec<Sample> {
         both(format!("{start}ledger/abide/{key}"), json!({"owner": owner}), INSTANCE);
     }
     let state = |request: Value, role: Role| sample(request, role, &[Part::Owner]);
+    // A hold is that of the instance's owner.
+    for start in ["", "at/gse/"] {
+        let hold = format!("{start}hold/{key}");
+        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": null}]}}), Role::Operate));
+        all.push(state(json!({"txn": {"writes": [{"key": hold, "value": "{}"}]}}), Role::Operate));
+    }
     all.extend([
         state(json!({"range": {"prefix": format!("journal/{owner}/")}}), Role::Read),
         state(json!({"slice": {"prefix": format!("history/{owner}/"), "limit": 5}}), Role::Read),

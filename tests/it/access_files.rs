@@ -1,10 +1,13 @@
 //! Access from files: `abide access check` on an apps file, limits of apps, and the policy of the control host.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::fixtures::http::Answer;
 use crate::fixtures::machine::Machine;
 use crate::server::Server;
 use crate::support::{GOOD, Tree, abide, stderr, stdout, test_user, until};
@@ -31,6 +34,8 @@ fn access_check_answers_from_the_file_alone() {
         "ci-web get web",
         "viewer plan anything --owner anyone",
         "viewer get *",
+        "ci-web unprotect web/api --owner team",
+        "ci-web own web/api --host 0:10.0.0.7 --owner team --owner team",
     ] {
         let (code, text) = check(&tree, allowed);
         assert_eq!(code, 0, "{allowed}: {text}");
@@ -44,6 +49,12 @@ fn access_check_answers_from_the_file_alone() {
         ("ci-web pause *", "app ci-web lacks namespace * (all namespaces)"),
         ("ci-web lease-reset web --owner team", "app ci-web lacks role admin"),
         ("viewer apply web", "app viewer lacks role operate"),
+        ("viewer unprotect web/api", "app viewer lacks role operate"),
+        ("viewer own web/api", "app viewer lacks role operate"),
+        ("ci-web own web/api --owner team --owner team2", "app ci-web lacks owner team2"),
+        ("ci-web unprotect web2/api", "app ci-web lacks namespace web2"),
+        ("ci-web audit web", "app ci-web lacks role admin"),
+        ("ci-web audit-verify web", "app ci-web lacks role admin"),
         ("late get web", "its secret expired at 2021-01-01T00:00:00Z"),
         ("removed get web", "apps.yaml has no app removed"),
     ] {
@@ -104,6 +115,70 @@ fn an_app_has_limits_of_instances_and_open_tasks() {
     }
     too_many(call("small", "operate_proc", &stop("a")), "app small has 2 open tasks: at most 2 are allowed");
     assert_eq!(call("all", "operate_proc", &stop("a")).0, 200, "another app has its own tasks");
+}
+
+/// Requests in flight and their bytes, for an app and for a namespace.
+#[test]
+fn an_app_and_a_namespace_have_limits_of_requests_in_flight_and_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let apps = "limits: {bytes: 5000}
+namespaces:
+  web: {bytes: 1000}
+  closed: {requests: 0}
+apps:
+  - {code: few, secret: s3cret, limits: {requests: 2}}
+  - {code: all, secret: s3cret, limits: {bytes: 100000}}
+";
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(60), apps, "* one\n");
+    let auth = |app: &str| {
+        format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{app}\", \"bk_app_secret\": \"s3cret\"}}\r\n")
+    };
+    let path = "/api/c/compapi/v2/gse/register_proc_info/";
+    // Requests whose bodies do not arrive.
+    let begin = |app: &str, sent: usize| {
+        let mut stream = server.connect();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{}Content-Length: 50000\r\n\r\n", auth(app));
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&vec![b' '; sent]));
+        stream
+    };
+    let refused = |stream: &mut TcpStream, says: &str| {
+        let Answer { status, body, head, .. } = Answer::read(stream);
+        assert!(status == 429 && body.contains(says), "{status} {body}");
+        assert!(head.to_lowercase().contains("retry-after: 1"), "{head}");
+    };
+    let held = [begin("few", 10), begin("few", 10)];
+    let get = |app: &str| server.send("GET", "/api/abide/v1/access", &auth(app), b"");
+    until("both are in flight", || get("few").0 == 429);
+    let (_, text) = get("few");
+    assert!(text.contains("app few may have at most 2 requests in flight (limits.requests)"), "{text}");
+    refused(&mut begin("few", 0), "at most 2 requests in flight");
+    assert_eq!(get("all").0, 200, "another app is served");
+    drop(held);
+    until("the app is served again", || get("few").0 == 200);
+    refused(
+        &mut begin("few", 6000),
+        "app few may have at most 5000 bytes of requests in flight (limits.bytes)",
+    );
+    let call = |app: &str, namespace: &str, ips: &[&str]| {
+        let mut body = process("a", ips);
+        body["meta"]["namespace"] = json!(namespace);
+        server.send("POST", path, &auth(app), body.to_string().as_bytes())
+    };
+    assert_eq!(call("all", "web", &["10.0.0.1"]).0, 200);
+    let many: Vec<String> = (1..60).map(|n| format!("10.0.0.{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let (status, text) = call("all", "web", &many);
+    assert!(status == 429 && text.contains("namespace web may have at most 1000 bytes"), "{status} {text}");
+    assert!(text.contains("(namespaces.web.bytes)"), "{text}");
+    let (status, text) = call("all", "closed", &["10.0.0.1"]);
+    let says = "namespace closed may have at most 0 requests in flight (namespaces.closed.requests)";
+    assert!(status == 429 && text.contains(says), "{status} {text}");
+    assert_eq!(call("all", "other", &many).0, 200, "a namespace without limits");
+    assert_eq!(
+        server.send("GET", "/readyz", "", b"").0,
+        200,
+        "a limit of one caller does not affect readiness"
+    );
 }
 
 /// The header of a refusal tells the client when to try again.

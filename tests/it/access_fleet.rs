@@ -36,7 +36,7 @@ fn auth(app: &str) -> String {
 /// The body of a call, by the word of its route.
 fn body(word: &str) -> Value {
     match word {
-        "join_tokens" => json!({}),
+        "join_tokens" | "verify_audit" => json!({}),
         "create_join_token" => json!({"hosts": ["0:10.0.0.1"], "ttl_secs": 60}),
         "revoke_join_token" => json!({"id": "0a1b"}),
         "revoke_host" => json!({"host": "0:10.0.0.1"}),
@@ -71,7 +71,8 @@ fn calls_that_concern_everything_refuse_every_scoped_app() {
         }
     }
     words.sort_unstable();
-    assert_eq!(words, ["create_join_token", "join_tokens", "revoke_host", "revoke_join_token"]);
+    let expected = ["create_join_token", "join_tokens", "revoke_host", "revoke_join_token", "verify_audit"];
+    assert_eq!(words, expected);
 }
 
 #[test]

@@ -157,6 +157,7 @@ async fn execute_with(
         check: |_| None,
         restraints: watch::channel(ActiveHolds::default()).1,
         stop: stopped,
+        origin: None,
     };
     let mut terms = ExecutionContext::new(settings, desired, observed, &plan);
     change(&mut terms);

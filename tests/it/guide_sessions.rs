@@ -142,7 +142,9 @@ pub fn fleet([up, get, edit]: [Block; 3]) {
         let name = entry.file_name().into_string().expect("a name");
         if name.ends_with(".yaml") {
             let text = std::fs::read_to_string(entry.path()).expect("a manifest").replace("/tmp", &here);
-            desk.write(&format!("manifests/{name}"), text.replace("soak: 5s", "soak: 1s"));
+            // No scheduled run is due during the session.
+            let text = text.replace("soak: 5s", "soak: 1s").replace("* * * * *", "0 0 1 1 *");
+            desk.write(&format!("manifests/{name}"), text);
         }
     }
     desk.rename("soaking for 5 s", "soaking for 1 s");

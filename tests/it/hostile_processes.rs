@@ -162,3 +162,35 @@ fn the_tree_of_a_user_that_is_no_longer_known_is_ended() {
     assert!(!crate::system::is_alive(of_stopped), "{message}");
     let _ = chown(&home, Some(0), Some(0));
 }
+
+/// The commands of an earlier agent are ended by the uid of their launch: the account may be gone.
+#[test]
+fn the_probe_of_a_user_that_is_no_longer_known_is_ended() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    const UID: u32 = 54_322;
+    if !crate::support::needs_root() {
+        return;
+    }
+    let (mut system, known) = (System::without_agent(), std::fs::read("/etc/passwd").expect("users"));
+    let users = system.path("passwd");
+    let with = [&known[..], format!("ghost:x:{UID}:{UID}::/:/bin/sh\n").as_bytes()].concat();
+    std::fs::write(&users, &with).expect("a file");
+    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o644)).expect("a mode");
+    let user = TestUser { name: "ghost".to_owned(), uid: UID, gid: UID };
+    let home = system.home(&user);
+    start_with_users(&mut system, &users);
+    let mut spec = system.spec_of(&user, "p", "exec sleep 600");
+    let probe = "setsid sleep 600 & echo $! > left; sleep 600";
+    spec["health"] = serde_json::json!({"cmd": probe, "interval": 3600, "timeout": 600});
+    assert_eq!(system.operate("p", START, &spec), (0, "success".to_owned()));
+    let left = || std::fs::read_to_string(home.join("left")).ok()?.trim().parse::<u32>().ok();
+    crate::support::until("the probe runs", || left().is_some_and(crate::system::is_alive));
+    let (left, main) = (left().expect("a pid"), system.pid("p").expect("a pid"));
+    system.kill_agent();
+    assert!(crate::system::is_alive(left), "it outlives the agent");
+    std::fs::write(&users, &known).expect("a file");
+    start_with_users(&mut system, &users);
+    crate::support::until("the probe is ended", || !crate::system::is_alive(left));
+    assert!(crate::system::is_alive(main), "the process stays");
+    let _ = chown(&home, Some(0), Some(0));
+}

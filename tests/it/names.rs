@@ -3,8 +3,10 @@
 
 use serde_json::Value;
 
+use crate::dialects::{Daemon, Fleet};
 use crate::fixtures::machine::Machine;
 use crate::support::until;
+use crate::system::is_alive;
 
 /// Three instances of `web/w`, and a process of its own.
 fn fleet() -> Machine {
@@ -165,4 +167,77 @@ fn an_absent_manifest_ends_a_protection() {
     assert!(machine.pids().contains_key("a"));
     machine.declare("a", format!("protect: []\nstate: absent\n{text}"));
     until("it is gone", || running(&machine) == ["b", "c"]);
+}
+
+/// On GSE a label keeps the protection with the process.
+fn protected_fleet(dialect: &'static str) -> (Fleet, u32) {
+    let fleet = Fleet::new(dialect);
+    let mut protected = Daemon::new("a");
+    protected.more = "protect: [delete]\n".to_owned();
+    [&protected, &Daemon::new("b")].into_iter().for_each(|daemon| fleet.write(daemon));
+    fleet.well("two processes", &[]);
+    assert_eq!(fleet.row("a")["labels"]["abide_protect"], "delete", "{}", fleet.row("a"));
+    let pid = fleet.pid("a").expect("a pid");
+    std::fs::remove_file(fleet.path("m/a.yaml")).expect("a file");
+    (fleet, pid)
+}
+
+fn is_held(fleet: &Fleet, more: &[&str]) {
+    let (code, out, err) = fleet.apply(&[&["--prune", "--accept-source"], more].concat());
+    assert!(code == 3 && out.contains("Protected"), "{} {more:?}: {code} {out} {err}", fleet.dialect);
+}
+
+fn unprotected_is_removed(fleet: &Fleet, pid: u32) {
+    let (code, out, err) = fleet.run(&["unprotect", "web/a", "--reason", "moved"]);
+    assert!(code == 0 && out.contains("1 instance"), "{}: {code} {out} {err}", fleet.dialect);
+    fleet.well("a removal", &["--prune"]);
+    until("it is gone", || !is_alive(pid));
+    assert!(fleet.pid("b").is_some(), "{}", fleet.dialect);
+}
+
+/// Another control host, with another state, reads the label.
+#[test]
+fn a_label_of_gse_v1_keeps_a_protection() {
+    let (fleet, pid) = protected_fleet("gse-v1");
+    is_held(&fleet, &[]);
+    is_held(&fleet, &["--state", "other-state"]);
+    assert_eq!(fleet.pid("a"), Some(pid));
+    unprotected_is_removed(&fleet, pid);
+}
+
+/// A manual operation sends the labels again, and keeps the protection.
+#[test]
+fn a_label_of_gse_v2_keeps_a_protection() {
+    let (fleet, pid) = protected_fleet("gse-v2");
+    is_held(&fleet, &[]);
+    let (code, out, err) = fleet.run(&["reload", "web/a"]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(fleet.effects().last().map(String::as_str), Some("reload a"));
+    assert_eq!(fleet.row("a")["labels"]["abide_protect"], "delete", "{}", fleet.row("a"));
+    unprotected_is_removed(&fleet, pid);
+}
+
+/// After `instances` was added, the plain name is that of a leftover and of the declared process.
+#[test]
+fn a_declared_name_means_its_instances_next_to_a_leftover() {
+    let machine = Machine::new();
+    for change in [
+        Machine::several,
+        |machine: &Machine, name: &str, version: &str| {
+            machine.process(name, version, "");
+        },
+        Machine::several,
+    ] {
+        change(&machine, "w", "1");
+        let (code, out, err) = machine.apply(&[]);
+        assert_eq!(code, 0, "{out} {err}");
+    }
+    assert_eq!(running(&machine), ["w", "w_1", "w_2"]);
+    for verb in ["restart", "stop"] {
+        let (code, out, err) = machine.run(&[verb, "web/w"]);
+        assert!(code == 0 && out.contains("3 of 3 instances"), "{verb}: {code} {out} {err}");
+    }
+    assert_eq!(running(&machine), [""; 0]);
+    let (code, out, err) = machine.run(&["release", "web/w"]);
+    assert!(code == 0 && out.contains("3 holds"), "{code} {out} {err}");
 }

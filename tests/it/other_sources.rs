@@ -113,3 +113,54 @@ fn a_process_is_transferred_to_another_owner() {
     assert!(code == 3 && out.contains("NotOwned"), "{code} {out} {err}");
     assert_eq!(machine.pids(), pids);
 }
+
+/// A source that finds everything as it wants it declares its processes all the same.
+#[test]
+fn a_source_without_steps_keeps_its_processes() {
+    let machine = Machine::new();
+    declare(&machine, "a", "x", "1");
+    declare(&machine, "a", "y", "1");
+    declare(&machine, "a", "z", "1");
+    apply(&machine, "all/a", &[]);
+    // One process moves to another source.
+    fs::create_dir_all(machine.path("all/b")).expect("a folder");
+    fs::rename(machine.path("all/a/y.yaml"), machine.path("all/b/y.yaml")).expect("a file");
+    let (code, out, err) = machine.run(&["apply", "all/b", "--yes"]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out} {err}");
+    fs::remove_file(machine.path("all/a/z.yaml")).expect("a file");
+    apply(&machine, "all/a", &["--prune"]);
+    assert_eq!(running(&machine), ["x", "y"], "only what no source declares is removed");
+    let writes = machine.writes();
+    let (code, out, err) = machine.run(&["apply", "all/b", "--yes"]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out} {err}");
+    assert_eq!(machine.writes(), writes, "it is stored once");
+    // The first source is still the active one.
+    let (code, out, err) = machine.run(&["rollback", "--to", "previous", "--yes"]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(running(&machine), ["x", "y", "z"]);
+}
+
+/// Whether another source declares a process is unknown if its stored texts cannot be loaded.
+#[test]
+fn nothing_is_pruned_while_a_stored_source_is_unreadable() {
+    let machine = Machine::new();
+    declare(&machine, "a", "x", "1");
+    declare(&machine, "a", "z", "1");
+    declare(&machine, "b", "y", "1");
+    let file = machine.path("all/b/y.yaml");
+    let text = fs::read_to_string(&file).expect("a file");
+    fs::write(&file, format!("# {}\n{text}", "x".repeat(100_000))).expect("a file");
+    apply(&machine, "all/b", &[]);
+    apply(&machine, "all/a", &[]);
+    fs::remove_file(machine.path("all/a/z.yaml")).expect("a file");
+    let args = ["apply", "all/a", "--yes", "--prune", "--max-file-bytes", "50000", "-o", "json"];
+    let (code, out, err) = machine.run(&args);
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+    let held = report["plan"]["held"].as_array().expect("a list");
+    let held: Vec<_> = held.iter().map(|held| (held["instance"].clone(), held["reason"].clone())).collect();
+    let of = |name: &str| (format!("0:127.0.0.1:web:{name}").into(), "SourceUnreadable".into());
+    assert_eq!((code, held), (3, vec![of("y"), of("z")]), "{report}");
+    assert_eq!(running(&machine), ["x", "y", "z"]);
+    apply(&machine, "all/a", &["--prune"]);
+    assert_eq!(running(&machine), ["x", "y"]);
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::audit::entries;
 use crate::fixtures::machine::{KillOnDrop, Machine, start_logged};
 use crate::fixtures::workspace::Workspace;
 use crate::people::{digest, write_private};
@@ -253,6 +254,46 @@ fn a_trusted_proxy_names_a_person_at_the_gateway() {
     let (status, text) =
         gateway.server.send_from(PROXY, "POST", "/api/abide/v1/agent/join", &headers, join.as_bytes());
     assert_eq!(status, 200, "{text}");
+}
+
+#[test]
+fn the_audit_log_names_people_who_act_for_no_other_user_within_their_limits() {
+    let folder = Workspace::new();
+    let busy = "a-long-token-of-busy";
+    let more = format!("  - {{name: busy, token_sha256: {}, limits: {{requests: 0}}}}\n", digest(busy));
+    write_private(&folder.path().join("users.yaml"), &users(&more));
+    let gateway = Gateway::start(folder.path(), &["--users", "users.yaml"]);
+    let of = |who: &str, event: &str| -> Vec<Value> {
+        let all = entries(folder.path(), &["--who", who]).into_iter();
+        all.filter(|entry| entry["event"] == event).collect()
+    };
+    let claims = format!("{}X-Bkapi-Authorization: {{\"bk_username\": \"root\"}}\r\n", bearer(ANN));
+    for _ in 0..5 {
+        let (status, text) = gateway.server.send("GET", "/api/abide/v1/access", &claims, b"");
+        assert_eq!(status, 200, "{text}");
+    }
+    let hold = json!({"by": "ann", "reason": "test"}).to_string();
+    let write = json!({"bk_username": "root", "txn": {"writes": [{"key": "pause/web", "value": hold}]}});
+    let (_, text) = gateway.server.send("POST", "/api/abide/v1/state", &claims, write.to_string().as_bytes());
+    assert!(text.contains("\"code\":0"), "{text}");
+    let changes = of("person:ann", "change");
+    let [change] = changes.as_slice() else { panic!("{changes:?}") };
+    let who = &change["who"];
+    assert_eq!((&who["kind"], &who["name"]), (&json!("person"), &json!("person:ann")), "{change}");
+    assert!(who["user"].is_null() && of("root", "change").is_empty(), "{change}");
+    let log = log_of(folder.path());
+    assert!(log.contains("who=\"person:ann\" as_user=\"\" call=\"state\""), "{log}");
+    assert_eq!(of("person:ann", "login").len(), 1, "one of six calls");
+    let (status, text) = gateway.server.send("GET", "/api/abide/v1/access", &bearer(busy), b"");
+    assert_eq!(status, 429, "{text}");
+    assert!(text.contains("person busy may have at most 0 requests in flight (limits.requests)"), "{text}");
+    until("the refusal is written", || of("person:busy", "refused").len() == 1);
+    let (status, _) = gateway.server.send("GET", "/api/abide/v1/access", &bearer("a-wrong-token-of-16"), b"");
+    assert_eq!(status, 401);
+    until("the refused login is written", || of("a person", "refused").len() == 1);
+    assert_eq!(of("a person", "refused")[0]["who"]["kind"], "unknown");
+    let text = stdout(&abide(&["audit", "--data", "data", "--who", "person:ann"], folder.path(), b""));
+    assert!(text.contains(" ok person:ann from 127.0.0.1:") && !text.contains(ANN), "{text}");
 }
 
 #[test]

@@ -245,6 +245,33 @@ fn a_field_change_changes_only_the_digest_of_its_effect() {
     }
 }
 
+/// A variable with an effect of its own is in no other digest; without one, no digest changes.
+#[test]
+fn digests_of_one_variable_follow_its_effect() {
+    let with =
+        |env: &str| {
+            spec_of(&full().replace(
+                "env: {A: x, B: {file: /f}, C: {value: s, secret: true}}",
+                &format!("env: {{{env}}}"),
+            ))
+        };
+    let (old, new) = (with("A: x, B: y"), with("A: z, B: y"));
+    let plain = |spec: &Spec| revision(spec, &OnChange::new());
+    for effect in Effect::ALL {
+        let mut own = OnChange::new();
+        own.insert_variable("A", effect);
+        assert_eq!(revision(&new, &own).differs_from(&revision(&old, &own)), effect);
+        let other = with("A: x, B: other");
+        assert_eq!(revision(&other, &own).differs_from(&revision(&old, &own)), Effect::Restart, "{effect}");
+        let removed = with("B: y");
+        assert_eq!(revision(&removed, &own).differs_from(&revision(&old, &own)), effect, "removed: {effect}");
+        let mut unset = OnChange::new();
+        unset.insert_variable("C", effect);
+        assert_eq!(revision(&old, &unset), plain(&old), "{effect}");
+    }
+    assert_eq!(plain(&new).differs_from(&plain(&old)), Effect::Restart);
+}
+
 #[test]
 fn the_table_lists_every_field_once_in_order() {
     let spec = spec_of(&full());

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use abide::backend::{Abide, Backend, Operation, Scope};
+use abide::backend::{Abide, Backend, Operation, PriorOwnership, Scope};
 use abide::execute::journal::{self, Call, Journal, JournaledStep};
 use abide::execute::recover;
 use abide::http::{ApiCredentials, ApiEndpoint, ClientConfig};
@@ -35,8 +35,9 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<HashedSpec>>, from: Opt
         revision,
         reloaded_fields: takes,
         from,
-        registered: true,
-        owned: true,
+        before: PriorOwnership { registered: true, owned: true },
+        origin: None,
+        protections: Vec::new(),
     }
 }
 

@@ -110,6 +110,7 @@ async fn without_a_ledger_nothing_is_started() {
         check: |_| None,
         stop,
         restraints,
+        origin: None,
     };
     let terms = ExecutionContext::new(settings, &Desired::default(), &Observed::default(), &plan);
     let mut sent = false;

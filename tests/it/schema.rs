@@ -83,6 +83,10 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
         }
         "^[0-9]+ ?([kKMGT]i?)?B?$" => text.starts_with(|c: char| c.is_ascii_digit()),
         "^[^:/\\s]+$" => !text.is_empty() && !text.contains([':', '/', ' ']),
+        "^(spec\\.)?env\\.[^=]+$" => {
+            let text = text.strip_prefix("spec.").unwrap_or(text);
+            text.strip_prefix("env.").is_some_and(|name| !name.is_empty() && !name.contains('='))
+        }
         "^(?!abide_)" => !text.starts_with("abide_"),
         other => panic!("pattern {other}"),
     }
@@ -137,6 +141,7 @@ fn the_schema_refuses_what_the_shape_check_refuses() {
         ("namespace: web", "namespace: a/b"),
         (", bk_cloud_id: 0", ""),
         ("spec:", "on_change: {control.strat_cmd: none}\nspec:"),
+        ("spec:", "on_change: {env.: none}\nspec:"),
         ("name: api}", "name: api, labels: {abide_x: y}}"),
     ] {
         let text = with(old, new);

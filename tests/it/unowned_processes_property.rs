@@ -125,6 +125,7 @@ impl Controller<'_> {
             check: |_| None,
             restraints: watch::channel(ActiveHolds::default()).1,
             stop: stopped,
+            origin: None,
         };
         let terms = ExecutionContext::new(settings, self.desired, &world.observed, &plan);
         self.within(secs, execute(&plan, backend, store, &terms, &mut |_| {})).await;

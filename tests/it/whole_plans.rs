@@ -60,6 +60,45 @@ fn a_plan_shows_every_changed_field() {
     assert_eq!(fields(step), ["control.start_cmd"], "{out}");
 }
 
+/// One variable has an effect of its own; the others keep that of `env`.
+#[test]
+fn on_change_of_one_variable_leaves_the_others_as_they_are() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let text = machine.manifest_text("a");
+    let declare = |build: &str, mode: &str| {
+        machine.declare(
+            "a",
+            format!("on_change: {{env.BUILD: none, spec.env.LEVEL: reload}}\n{text}").trim_end().to_owned()
+                + &format!("\n  env: {{BUILD: \"{build}\", {mode}}}\n"),
+        );
+    };
+    declare("1", "MODE: a, LEVEL: x");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out} {err}");
+    let pids = machine.pids();
+    declare("2", "MODE: a, LEVEL: x");
+    let (code, out, err) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out} {err}");
+    declare("2", "MODE: a, LEVEL: y");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(
+        (machine.pids(), machine.effects()),
+        (pids.clone(), ["reload a", "start a 1"].map(str::to_owned).to_vec())
+    );
+    let (code, out, _) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}");
+    declare("2", "MODE: b, LEVEL: y");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_ne!(machine.pids(), pids);
+    let environ = std::fs::read(format!("/proc/{}/environ", machine.pids()["a"])).expect("an environment");
+    assert!(String::from_utf8_lossy(&environ).contains("BUILD=2"));
+    let (code, out, _) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}");
+}
+
 #[test]
 fn a_plan_mentions_a_pin_and_orphans() {
     let machine = Machine::new();

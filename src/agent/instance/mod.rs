@@ -30,6 +30,7 @@ mod operations;
 mod report;
 mod restart;
 mod resumption;
+mod state_write;
 
 use std::future::pending;
 use std::sync::{Arc, LazyLock};
@@ -37,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::time::sleep_until;
-use tracing::{info, warn};
+use tracing::info;
 
 pub use self::command_queue::{CommandReceiver, CommandSender, command_queue};
 pub use self::log_output::PipeRecord;
@@ -46,23 +47,19 @@ use self::monitor::Monitors;
 use super::checks::CheckResult;
 use super::context::AgentContext;
 use super::figures::FigureSlot;
-use super::fresh_id;
 use super::output::Output;
 use super::process::{LaunchedProcess, ProcessHandle};
 use super::recovery::Resumption;
 use super::restart_policy::{Phase, RestartEvent, RestartSeries};
 use super::schedule::{ClockReading, Schedule};
 use super::start_output::StartAttempt;
-use super::state::{
-    InstanceState, LaunchIntent, PendingOperation, Retry, intent_key, pending_key, results_txn, state_key,
-    state_txn,
-};
+use super::state::{InstanceState, LaunchIntent, PendingOperation, intent_key, pending_key, state_key};
 use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, OwnedSpec};
 use crate::clock;
 use crate::failpoint;
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, InstanceKey, Spec};
-use crate::store::{Error, Store, Txn};
+use crate::model::{InstanceKey, Spec};
+use crate::store::Txn;
 
 /// A command for an instance task.
 pub enum InstanceCommand {
@@ -341,10 +338,13 @@ impl InstanceTask {
                 let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
                 self.shared.logs.rename(&from, &self.key);
-                if let Some(owned) = request.spec.clone() {
-                    self.state.given = Some(owned);
-                }
-                let (code, message) = done();
+                let (code, message) = match request.spec.clone() {
+                    Some(owned) if request.supervises => self.supervise(owned).await,
+                    given => {
+                        self.state.given = given.or(self.state.given.take());
+                        done()
+                    }
+                };
                 // Deletes the old entries in the commit that writes the new state: a killed agent loses neither.
                 let entries = [state_key(&from), intent_key(&from), pending_key(&from)];
                 let forget = entries.into_iter().fold(Txn::default(), |txn, key| txn.and(Txn::delete(key)));
@@ -401,6 +401,7 @@ impl InstanceTask {
                 self.launches.series = RestartSeries::default();
                 done()
             }
+            AgentOp::Rename { .. } if request.supervises => self.supervise(owned).await,
             AgentOp::Rename { .. } => {
                 self.state.given = Some(owned);
                 done()
@@ -431,62 +432,6 @@ impl InstanceTask {
             self.report();
         }
         let _ = self.shared.up.send(AgentMessage::Result(result));
-    }
-
-    /// Writes the state. A failed write is retried by a timer, with the state of that time.
-    pub(super) async fn write(&mut self, result: Option<&OpResult>) {
-        let _ = self.write_with(result, Txn::default()).await;
-    }
-
-    /// Writes the state and a result, with further writes in the same commit.
-    pub(super) async fn write_with(&mut self, result: Option<&OpResult>, with: Txn) -> Result<(), Error> {
-        let resident = |owned: &OwnedSpec| owned.spec.monitor.auto_type == AutoType::Resident;
-        match self.state.hosted && self.state.given.as_ref().is_some_and(resident) {
-            true => drop(self.state.next.get_or_insert_with(fresh_id)),
-            false => self.state.next = None,
-        }
-        if let (Some(handle), Some(run)) = (&self.handle, &mut self.state.run)
-            && !run.incarnation.is_empty()
-        {
-            let group = run.group();
-            run.traces.add_session(handle, &run.incarnation, group.as_ref());
-        }
-        let ClockReading { wall, passed } = read_clocks();
-        self.state.retry = Retry::of(self.launches.series, wall, passed);
-        self.state.dormant &= self.handle.is_none();
-        self.unwritten.results.extend(result.cloned());
-        let mut txn = state_txn(&self.key, &self.state).and(results_txn(&self.unwritten.results));
-        if let Some(owned) = self.state.run.as_ref().map(|run| &run.live).or(self.state.given.as_ref()) {
-            self.shared.logs.set(&self.key, &owned.spec);
-        }
-        // The entry of an operation in progress stays until its own result is written.
-        let in_progress = self.progress.operation.as_ref().is_some_and(|operation| operation.1);
-        if !self.unwritten.results.is_empty() && !in_progress {
-            txn = txn.and(Txn::delete(pending_key(&self.key)));
-        }
-        let txn = txn.and(Txn::delete(intent_key(&self.key))).and(with);
-        self.unwritten.retry_at = None;
-        match self.shared.store.txn(txn).await {
-            // Exit records of an operation in progress stay until its result is written: a resumed operation needs them.
-            Ok(_) if self.progress.operation.is_none() => {
-                std::mem::take(&mut self.unwritten.exit_records)
-                    .iter()
-                    .for_each(|id| self.shared.exits.remove(id));
-                // An emptied vector would keep its memory.
-                self.unwritten.results = Vec::new();
-                Ok(())
-            }
-            Ok(_) => {
-                self.unwritten.results = Vec::new();
-                Ok(())
-            }
-            Err(error) => {
-                self.state.next = None;
-                self.unwritten.retry_at = Some(Instant::now() + WRITE_RETRY_INTERVAL);
-                warn!(instance = %self.key, %error, "cannot write the agent's store");
-                Err(error)
-            }
-        }
     }
 }
 

@@ -110,13 +110,14 @@ impl ProcessTree {
         ProcessTree { main: None, group: launch.group.as_deref().map(Cgroup::at), launch }
     }
 
-    /// The tree of a command that is not part of a launch, such as a hook or a health probe.
-    pub fn of_command(id: &str, group: Option<Cgroup>, uid: u32) -> ProcessTree {
+    /// The tree of a command that is not part of a launch, such as a hook or a health probe. Without a uid, its control
+    /// group is the only proof.
+    pub fn of_command(id: &str, group: Option<Cgroup>, uid: impl Into<Option<u32>>) -> ProcessTree {
         let launch = LaunchRecord {
             boot: boot_id().to_owned(),
             launch_id: id.to_owned(),
             group: group.as_ref().map(Cgroup::path),
-            uid: Some(uid),
+            uid: uid.into(),
             traces: LaunchTraces::default(),
         };
         ProcessTree { main: None, group, launch }

@@ -2,8 +2,9 @@
 //!
 //! [`observe`] reads the full state, [`process`] parses one row, [`change_stream`] reads later changes, [`status`] is the
 //! live status check, [`operations`] sends operations, [`logs`] opens log streams, and [`fleet`]
-//! administers join tokens and certificates.
+//! administers join tokens and certificates. [`audit`] reads the audit log.
 
+mod audit;
 mod change_stream;
 mod fleet;
 mod logs;
@@ -20,12 +21,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub use self::audit::AuditFilter;
 pub use self::logs::LogRequest;
 use self::observe::{FullObservation, gaps};
 use self::operations::{RowWire, TaskWire};
 use super::{
-    Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Refusal,
-    RefusalReason, Scope, Task, Watermark, name_of_move,
+    Backend, BackendError, ChangeOrigin, ChangeStream, InstanceQuery, Operation, OperationState,
+    OperationStatus, Refusal, RefusalReason, Scope, Task, Watermark, name_of_move,
 };
 use crate::contract::FoundTask;
 use crate::gse::codes::EnvelopeCode;
@@ -88,10 +90,15 @@ impl Abide {
         }
     }
 
-    /// Headers of a mutating call: idempotency key and lease generation.
-    fn signed(&self, call: String, owner: Option<&String>) -> Vec<(&'static str, String)> {
+    /// Headers of a mutating call: idempotency key, lease generation and origin.
+    fn signed(&self, call: String, order: &Operation) -> Vec<(&'static str, String)> {
         let mut headers = vec![("X-Abide-Op", call)];
-        match (self.generation.load(Ordering::Acquire), owner) {
+        if let Some(origin) = &order.origin {
+            let ChangeOrigin { plan, revision, commit } = &**origin;
+            let named = [("X-Abide-Plan", plan), ("X-Abide-Revision", revision), ("X-Abide-Commit", commit)];
+            headers.extend(named.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
+        }
+        match (self.generation.load(Ordering::Acquire), order.owner.as_ref()) {
             (0, _) | (_, None) => {}
             (generation, Some(owner)) => {
                 headers.push(("X-Abide-Owner", owner.clone()));
@@ -160,7 +167,7 @@ impl Backend for Abide {
             let mut body = self.body(order);
             body["from"] = json!(order.from);
             body["to"] = json!(order.instance);
-            let signed = self.signed(name_of_move(call, nth), order.owner.as_ref());
+            let signed = self.signed(name_of_move(call, nth), order);
             let text = self.post("/api/abide/v1/rename", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.insert(order.instance.clone(), order.id.clone());
@@ -168,7 +175,7 @@ impl Backend for Abide {
         let operations: Vec<&Operation> = orders.iter().filter(|order| !registers(order)).collect();
         if !operations.is_empty() {
             let body = json!({"proc_operate_req": self.items(&operations)});
-            let signed = self.signed(call.to_owned(), operations[0].owner.as_ref());
+            let signed = self.signed(call.to_owned(), operations[0]);
             let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.extend(operations.iter().map(|order| (order.instance.clone(), order.id.clone())));

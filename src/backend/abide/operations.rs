@@ -74,7 +74,7 @@ impl Abide {
             let name = match order.op {
                 Op::Unregister => "unregister_proc_info",
                 // A first registration must not overwrite one made since the observation: the gateway returns 850.
-                _ if !order.registered && !order.owned => "register_proc_info",
+                _ if !order.before.registered && !order.before.owned => "register_proc_info",
                 _ => "update_proc_info",
             };
             calls.entry((order.instance.process().to_string(), name, spec)).or_default().push(order);
@@ -83,7 +83,7 @@ impl Abide {
             let mut body = self.body(orders[0]);
             body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
             let path = format!("/api/c/compapi/v2/gse/{name}/");
-            let signed = self.signed(format!("{call}.{nth}"), orders[0].owner.as_ref());
+            let signed = self.signed(format!("{call}.{nth}"), orders[0]);
             let asked = self.post(&path, &body, &signed).await;
             let rows: HashMap<String, RowWire> = match asked {
                 Ok(text) => read(&text)?,

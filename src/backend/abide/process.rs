@@ -10,8 +10,8 @@ use crate::backend::BackendError;
 use crate::contract::{GatewayProcess, ReportedSpec, RunReport};
 use crate::gse::request::SpecWire;
 use crate::model::{
-    HashedSpec, Health, KnownSpec, LastRun, ObservedInstance, ObservedSpecs, RunningProcess, Spec,
-    SpecRevision,
+    HashedSpec, Health, KnownSpec, LastRun, ObservedInstance, ObservedSpecs, Protection, RunningProcess,
+    Spec, SpecRevision,
 };
 
 /// The observed instance of a row.
@@ -19,13 +19,14 @@ pub(super) fn observed_instance(
     row: &GatewayProcess<&RawValue>,
     specs: &mut HashMap<String, Arc<HashedSpec>>,
 ) -> Result<ObservedInstance, BackendError> {
+    let mut labels = row.labels.clone();
+    let protections =
+        labels.remove("abide_protect").map(|text| Protection::of_label(&text)).unwrap_or_default();
     let mut version = |raw: Option<&RawValue>,
                        redacted: Option<&RawValue>,
                        revision: Option<SpecRevision>| match (raw, redacted) {
-        (Some(raw), _) => known(raw.get(), &row.labels, specs, whole).map(KnownSpec::Full),
-        (None, Some(redacted)) => {
-            known(redacted.get(), &row.labels, specs, self::redacted).map(KnownSpec::Full)
-        }
+        (Some(raw), _) => known(raw.get(), &labels, specs, whole).map(KnownSpec::Full),
+        (None, Some(redacted)) => known(redacted.get(), &labels, specs, self::redacted).map(KnownSpec::Full),
         (None, None) => Ok(revision.map_or(KnownSpec::Unknown, KnownSpec::Digests)),
     };
     let given = version(row.spec.flatten(), row.spec_redacted, row.revision)?;
@@ -47,7 +48,7 @@ pub(super) fn observed_instance(
         hosted: Some(row.hosted),
         running: Some(row.running),
         completed: row.completed,
-        labels: row.labels.clone(),
+        labels,
         owner: row.owner.as_deref().map(Arc::from),
         health: Health::ALL.into_iter().find(|one| one.word() == row.health).unwrap_or_default(),
         since: row.since.as_deref().and_then(crate::clock::read),
@@ -58,6 +59,7 @@ pub(super) fn observed_instance(
             is_live_assumed: row.live_spec_unknown && row.running,
             ran,
             drifted_files: row.drifted_files(),
+            protections,
         },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },
     })

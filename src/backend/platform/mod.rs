@@ -128,7 +128,8 @@ impl Platform {
 
     /// Which of these registrations belong to their owner: by the ledger, else by the current label.
     async fn ours(&self, there: &[(&Operation, &Item)]) -> BTreeSet<InstanceKey> {
-        let (owned, rest): (Vec<_>, Vec<_>) = there.iter().copied().partition(|(order, _)| order.owned);
+        let (owned, rest): (Vec<_>, Vec<_>) =
+            there.iter().copied().partition(|(order, _)| order.before.owned);
         let mut ours: BTreeSet<InstanceKey> =
             owned.into_iter().map(|(order, _)| order.instance.clone()).collect();
         if rest.is_empty() {

@@ -22,7 +22,7 @@ use crate::gse::response::{Row, StatusData, StatusRow};
 use crate::http::CallError;
 use crate::model::{
     Dialect, Host, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, ObservedSpecs,
-    RunningProcess, Time,
+    Protection, RunningProcess, Time,
 };
 
 /// Hosts per call, rows per page.
@@ -338,6 +338,8 @@ fn seen(row: &StatusRow) -> ObservedInstance {
         row.meta.labels.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     let owner = labels.remove("abide_owner").map(Arc::from);
     let revision = labels.remove("abide_rev").and_then(|text| text.parse().ok());
+    let protections =
+        labels.remove("abide_protect").map(|text| Protection::of_label(&text)).unwrap_or_default();
     labels.retain(|name, _| !name.starts_with("abide_"));
     let running = row.status == RUNNING;
     let hosted = match (row.isauto, row.flag == RUNNING) {
@@ -367,6 +369,7 @@ fn seen(row: &StatusRow) -> ObservedInstance {
             live: if running { version() } else { KnownSpec::Unknown },
             is_live_assumed: false,
             ran,
+            protections,
             ..ObservedSpecs::default()
         },
         process: RunningProcess {

@@ -9,7 +9,7 @@ use crate::backend::{InstanceQuery, Operation};
 use crate::gse::codes::{GseOp, ManageOp};
 use crate::gse::{self, JobApi, JobProcess, keys, spec_body};
 use crate::model::{
-    Dialect, HashedSpec, Host, HostKey, InstanceKey, Op, ProcessKey, Spec, SpecRevision, State,
+    Dialect, HashedSpec, Host, HostKey, InstanceKey, Op, ProcessKey, Protection, Spec, SpecRevision, State,
 };
 
 /// Maximum instances per call.
@@ -38,6 +38,7 @@ pub struct Item {
     spec: Option<Arc<HashedSpec>>,
     owner: Option<String>,
     revision: Option<SpecRevision>,
+    protections: Vec<Protection>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +72,7 @@ impl Item {
         let does = match (GseOp::of(order.op), order.op) {
             (Some(op), _) => PlatformAction::Operate(op),
             (None, Op::Unregister) => PlatformAction::Unregister,
-            (None, _) if order.registered => PlatformAction::Update,
+            (None, _) if order.before.registered => PlatformAction::Update,
             (None, _) => PlatformAction::Register,
         };
         Item {
@@ -81,6 +82,7 @@ impl Item {
             spec: order.spec.clone(),
             owner: order.owner.clone(),
             revision: order.revision,
+            protections: order.protections.clone(),
         }
     }
 
@@ -93,6 +95,7 @@ impl Item {
             spec: subject.spec.clone(),
             owner: None,
             revision: None,
+            protections: Vec::new(),
         }
     }
 
@@ -262,6 +265,7 @@ impl Wire {
         }
         labels.extend(item.owner.clone().map(|owner| ("abide_owner".to_owned(), owner)));
         labels.extend(item.revision.map(|revision| ("abide_rev".to_owned(), revision.to_string())));
+        labels.extend(Protection::label(&item.protections).map(|text| ("abide_protect".to_owned(), text)));
         if !labels.is_empty() {
             meta["labels"] = json!(labels);
         }
@@ -356,7 +360,15 @@ mod tests {
         let does = PlatformAction::Operate(GseOp::Restart);
         // Parsed separately, so that no two share memory.
         let spec = Some(Arc::new(HashedSpec::new(spec)));
-        Item { instance, host, does, spec, owner: Some("team".to_owned()), revision: None }
+        Item {
+            instance,
+            host,
+            does,
+            spec,
+            owner: Some("team".to_owned()),
+            revision: None,
+            protections: Vec::new(),
+        }
     }
 
     /// Items that differ in their hosts only are sent once.

@@ -150,7 +150,7 @@ impl Fleet {
     pub fn answer_of_others(&mut self, order: &Operation) -> Option<(RowState, &'static str)> {
         let proc = self.procs.get(&order.instance);
         let other = proc.filter(|proc| proc.given.is_some() && proc.owner != order.owner);
-        if order.op == Op::Register && !order.registered && other.is_some() {
+        if order.op == Op::Register && !order.before.registered && other.is_some() {
             return Some((RowState::AlreadyRegistered, "the process is already registered"));
         }
         let pid = *self.strangers.get(&order.instance)?;

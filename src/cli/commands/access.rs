@@ -70,9 +70,9 @@ pub struct CheckArgs {
     /// Account of the process
     #[arg(long, value_name = "NAME", env = "ABIDE_USER")]
     pub user: Option<String>,
-    /// Owner of the manifests
+    /// Owner of the manifests (repeatable: `own` needs both owners)
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
-    pub owner: Option<String>,
+    pub owner: Vec<String>,
     /// Apps file of the gateway
     #[arg(long, value_name = "FILE", env = "ABIDE_APPS", required_unless_present = "users")]
     pub apps: Option<PathBuf>,
@@ -122,9 +122,16 @@ pub enum CheckedVerb {
     Reload,
     Kill,
     Release,
+    /// Needs the owner of the processes.
+    Unprotect,
+    /// Needs both owners: --owner A --owner B.
+    Own,
     Pause,
     Resume,
     LeaseReset,
+    Audit,
+    /// `audit --verify`: needs every namespace, host and owner.
+    AuditVerify,
     /// `token` in all its forms: needs every namespace, host and owner.
     Token,
     /// `host revoke`: needs every namespace, host and owner.
@@ -152,9 +159,12 @@ impl CheckedVerb {
             | CheckedVerb::Reload
             | CheckedVerb::Kill
             | CheckedVerb::Release
+            | CheckedVerb::Unprotect
+            | CheckedVerb::Own
             | CheckedVerb::Pause
             | CheckedVerb::Resume => AccessRole::Operate,
             CheckedVerb::LeaseReset | CheckedVerb::Token | CheckedVerb::HostRevoke => AccessRole::Admin,
+            CheckedVerb::Audit | CheckedVerb::AuditVerify => AccessRole::Admin,
         }
     }
 }
@@ -180,17 +190,22 @@ fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
         return Err(forbidden(format!("{caller}: its secret expired at {at}")));
     }
     let NamespaceArg(namespace) = &args.subject;
-    let owner = args.owner.as_deref();
     let request = AccessRequest {
         role: Some(args.verb.role()),
         namespace: Some(namespace),
         host: args.host.as_ref(),
         user: args.user.as_deref(),
-        owner,
-        state_owner: owner,
+        ..AccessRequest::default()
     };
-    let checked = authorize(app.grant(), &request).and_then(|()| match args.verb {
-        CheckedVerb::Token | CheckedVerb::HostRevoke => app.grant().check_everything(),
+    let of_owner = |owner: &String| {
+        let owner = Some(owner.as_str());
+        authorize(app.grant(), &AccessRequest { owner, state_owner: owner, ..AccessRequest::default() })
+    };
+    let checked = authorize(app.grant(), &request).and_then(|()| args.owner.iter().try_for_each(of_owner));
+    let checked = checked.and_then(|()| match args.verb {
+        CheckedVerb::Token | CheckedVerb::HostRevoke | CheckedVerb::AuditVerify => {
+            app.grant().check_everything()
+        }
         _ => Ok(()),
     });
     checked.map_err(|missing| forbidden(missing.to_string()))?;

@@ -3,6 +3,7 @@
 pub mod access;
 pub mod agent;
 pub mod apply;
+pub mod audit;
 pub mod completions;
 pub mod config;
 pub mod convert;
@@ -24,6 +25,7 @@ pub mod manual;
 pub mod own;
 pub mod plan;
 pub mod rollback;
+pub mod rollout;
 pub mod schema;
 pub mod serve;
 pub mod status;

@@ -1,6 +1,7 @@
 //! `abide rollback`: pins an earlier revision until the source has a newer one, and applies it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use clap::builder::NonEmptyStringValueParser;
 
@@ -22,7 +23,7 @@ use crate::control::pin::{self, Pin};
 use crate::control::stored_revisions::{self, Snapshot};
 use crate::engine::other_sources::contains;
 use crate::manifest;
-use crate::model::ManifestRevision;
+use crate::model::{ManifestRevision, ProcessKey};
 use crate::reconcile::Caps;
 use crate::store::{Error, Outcome, Store, Txn, keys};
 
@@ -237,6 +238,47 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
         junit: None,
         output: args.output,
     }
+}
+
+/// One process of an earlier revision, and the flags of its apply.
+pub struct OldRevision<'a> {
+    pub owner: &'a str,
+    pub process: &'a ProcessKey,
+    pub target: &'a TargetArgs,
+    pub shown_source: String,
+    pub yes: bool,
+    pub bounds: &'a BudgetArgs,
+    pub going: &'a ExecutionArgs,
+    pub output: PlanForm,
+    pub limits: &'a LimitArgs,
+}
+
+/// Applies one process of an earlier revision, without pauses and without a change of the active revision.
+pub async fn apply_old_revision(
+    old: OldRevision<'_>,
+    mut loaded: manifest::Loaded,
+    live: &ConnectedTarget,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    for want in loaded.desired.instances.values_mut() {
+        if let Some(rollout) = &mut Arc::make_mut(&mut want.origin).rollout {
+            rollout.pauses = false;
+        }
+    }
+    let input = InputArgs {
+        paths: Vec::new(),
+        target: old.target.clone(),
+        owner: Some(old.owner.to_owned()),
+        claims: OwnershipArgs::default(),
+        bounds: old.bounds.clone(),
+        select: SelectArgs { include: vec![old.process.clone()], ..SelectArgs::default() },
+        offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
+        limits: old.limits.clone(),
+    };
+    let (yes, going, output) = (old.yes, old.going.clone(), old.output);
+    let apply = ApplyArgs { input, yes, force: false, going, junit: None, output };
+    let wanted = DesiredInput::of(loaded, &apply.input, printer)?;
+    apply::apply_unrecorded(&apply, wanted, live, old.shown_source, printer).await
 }
 
 /// A pin as text.

@@ -19,6 +19,7 @@ use crate::cli::people::{PeopleArgs, read_users};
 use crate::cli::systemd::Systemd;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
+use crate::gateway::audit::{AuditLog, AuditSettings};
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
 use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
@@ -70,6 +71,20 @@ pub struct ServeArgs {
     pub fleet: FleetArgs,
     #[command(flatten)]
     pub limits: GatewayLimitArgs,
+    #[command(flatten)]
+    pub audit: AuditFileArgs,
+}
+
+/// Files of the audit log.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Audit log")]
+pub struct AuditFileArgs {
+    /// Bytes after which a new audit file begins
+    #[arg(long, env = "ABIDE_AUDIT_MAX_BYTES", value_name = "N", default_value_t = AuditSettings::default().max_bytes, value_parser = clap::value_parser!(u64).range(4096..))]
+    pub audit_max_bytes: u64,
+    /// Maximum number of audit files; the oldest is deleted
+    #[arg(long, env = "ABIDE_AUDIT_KEEP", value_name = "N", default_value_t = AuditSettings::default().keep, value_parser = at_least_one)]
+    pub audit_keep: usize,
 }
 
 /// Limits on requests and connections.
@@ -147,6 +162,8 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
         }
     };
     let store = open_store(&args.data, &args.keys)?;
+    let settings = AuditSettings { max_bytes: args.audit.audit_max_bytes, keep: args.audit.audit_keep };
+    let audit = open_audit(&args.data, settings, &store).await?;
     // Creates the CA whose certificate the TLS configuration reads.
     let trust = args.fleet.trust(&store).await?;
     let client_ca = args.fleet.client_ca_file();
@@ -174,7 +191,7 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let authenticator = Authenticator::new(apps, tokens).with_proxy(args.people.proxy());
     let no_routes = |_: &Arc<Gateway<Embedded>>, _| Router::new();
     let gateway = RunningGateway::start(
-        store,
+        (store, audit),
         socket,
         (tls, trust),
         authenticator,
@@ -212,7 +229,7 @@ impl RunningGateway {
 
     /// Returns when the gateway is ready. `extra_routes` are served at the same address.
     pub async fn start(
-        store: Embedded,
+        (store, audit): (Embedded, AuditLog),
         socket: TcpListener,
         (tls, trust): (Option<Tls>, FleetTrust),
         authenticator: Authenticator,
@@ -220,7 +237,7 @@ impl RunningGateway {
         (connections, header_time): (usize, Duration),
         extra_routes: impl FnOnce(&Arc<Gateway<Embedded>>, SocketAddr) -> Router,
     ) -> Result<RunningGateway, Failure> {
-        let gateway = Arc::new(Gateway::new(store.clone()));
+        let gateway = Arc::new(Gateway::new(store.clone()).with_audit(audit));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
         let fleet = Arc::new(FleetMembership::new(gateway.store(), trust));
@@ -240,6 +257,8 @@ impl RunningGateway {
                 let _ = broke.send(Some(format!("cannot use the store: {}", chain(&error))));
             }
         });
+        let audited = Arc::clone(&gateway);
+        tokio::spawn(async move { audited.run_audit().await });
         let serving = tokio::spawn(serve(listener, router, stopped));
         while !gateway.is_ready() && !maintenance.is_finished() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -260,6 +279,7 @@ impl RunningGateway {
         self.gateway.close();
         let _ = self.stop.send(true);
         let _ = self.serving.await;
+        self.gateway.close_audit().await;
         if let Err(error) = self.store.settle().await {
             tracing::warn!(%error, "cannot checkpoint the store: its write-ahead log stays next to it");
         }
@@ -285,6 +305,18 @@ pub fn open_store(folder: &Path, keys: &KeyFileArgs) -> Result<Embedded, Failure
     close_to_others(folder, &["store.db", "store.db-wal", "store.db-shm"])
         .map_err(|error| failed(chain(&error)))?;
     Ok(store)
+}
+
+/// Opens the audit log next to the store, in `audit`.
+pub async fn open_audit(
+    folder: &Path,
+    settings: AuditSettings,
+    store: &Embedded,
+) -> Result<AuditLog, Failure> {
+    let folder = folder.join("audit");
+    private_folder(&folder)?;
+    let opened = AuditLog::open(&folder, settings, store).await;
+    opened.map_err(|error| Failure::new(Exit::Failed, chain(&error)))
 }
 
 /// Creates a folder that no other user can enter. An existing folder must be safe from changes by other users.

@@ -92,7 +92,10 @@ pub fn connect(target: &TargetArgs) -> Result<ConnectedTarget, Failure> {
     match &live.backend {
         AnyBackend::Abide(_) => Ok(live),
         AnyBackend::Platform(_) => {
-            let message = format!("target {} is not an Abide gateway: it has no join tokens", live.name);
+            let message = format!(
+                "target {} is not an Abide gateway: it has no join tokens and no audit log",
+                live.name
+            );
             Err(Failure::new(Exit::Usage, message).hint("pass --target NAME of a target with dialect abide"))
         }
     }

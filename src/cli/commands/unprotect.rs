@@ -11,6 +11,7 @@ use crate::clock;
 use crate::contract::HistoryEntry;
 use crate::engine::{history, protections};
 use crate::model::InstanceKey;
+use crate::observe::Target;
 
 /// End the protection of processes, so that --prune can remove them
 ///
@@ -32,7 +33,12 @@ pub fn run(args: &UnprotectArgs, printer: &Printer) -> Result<Exit, Failure> {
         let protected = protections::read(&live.state).await.map_err(broken)?;
         let observed = observe_all(&live).await?.remembered();
         let declared = DeclaredNames::read(&live).await;
-        let recorded = protected.keys().collect();
+        let labelled = observed.instances.iter().filter(|(_, seen)| !seen.specs.protections.is_empty());
+        // A record without protections has ended those of the label.
+        let is_ended = |key: &InstanceKey| protected.get(key).is_some_and(Vec::is_empty);
+        let protected: BTreeSet<&InstanceKey> =
+            protected.keys().chain(labelled.map(|(key, _)| key)).filter(|key| !is_ended(key)).collect();
+        let recorded = protected.iter().copied().collect();
         let known = KnownNames { declared: &declared, observed: &observed, recorded };
         if let Some(one) = args.whom.processes.iter().find(|one| !known.has(one)) {
             return Err(known.unknown(one, &live.name));
@@ -43,8 +49,14 @@ pub fn run(args: &UnprotectArgs, printer: &Printer) -> Result<Exit, Failure> {
             let labels = observed.instances.get(*key).map_or(&none, |seen| &seen.labels);
             declared.means(&args.whom, &selection, key, labels)
         };
-        let ended: Vec<InstanceKey> = protected.keys().filter(is_meant).cloned().collect();
-        protections::end(&live.state, &ended).await.map_err(broken)?;
+        let ended: Vec<InstanceKey> = protected.into_iter().filter(is_meant).cloned().collect();
+        // Elsewhere a label may protect the process, also one that the last list did not show.
+        let by_label = |key: &InstanceKey| {
+            let owner = observed.instances.get(key).and_then(|seen| seen.owner.as_deref());
+            (!live.caps().reads_specs).then(|| owner.unwrap_or_default().to_owned())
+        };
+        let with_labels: Vec<_> = ended.iter().map(|key| (key.clone(), by_label(key))).collect();
+        protections::end(&live.state, &with_labels).await.map_err(broken)?;
         let still: BTreeSet<String> =
             ended.iter().filter_map(|key| declared.of(key)).map(ToString::to_string).collect();
         if !still.is_empty() {

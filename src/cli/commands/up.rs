@@ -14,7 +14,7 @@ use crate::agent::{
 };
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::plan::owner::owner as resolve_owner;
-use crate::cli::commands::serve::{RunningGateway, Signals, open_store};
+use crate::cli::commands::serve::{RunningGateway, Signals, open_audit, open_store};
 use crate::cli::commands::watch as watch_over;
 use crate::cli::commands::watch::source::WatchSource;
 use crate::cli::key_file::KeyFileArgs;
@@ -28,6 +28,7 @@ use crate::cli::{Exit, Failure};
 use crate::dashboard::{self, AccessControl};
 use crate::error_chain::chain;
 
+use crate::gateway::audit::AuditSettings;
 use crate::gateway::auth::{Apps, Authenticator, Tokens};
 use crate::gateway::middleware::Limits;
 use crate::gateway::{FleetTrust, Gateway};
@@ -111,6 +112,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     // The whole folder is the data of the local system.
     let keys = args.keys.source(&home.path("."))?;
     let store = open_store(&home.path("gateway"), &args.keys)?;
+    let audit = open_audit(&home.path("gateway"), AuditSettings::default(), &store).await?;
     let notifiers = start_notifiers(args, &controller)?;
     let state = Reloadable::fixed(store.clone());
     let page_access = || with_people(default_access(args.listen, printer), &args.people);
@@ -122,7 +124,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
         }
     };
     let gateway = RunningGateway::start(
-        store,
+        (store, audit),
         socket,
         (None, FleetTrust::Disabled),
         authenticator,

@@ -11,7 +11,9 @@ use crate::control::backoff::BackoffHold;
 use crate::control::event::ControllerEvent;
 use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
+use crate::engine::other_sources::DeclaredElsewhere;
 use crate::engine::protections::{self, Protections};
+use crate::engine::rollouts;
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
 use crate::observe::{Observation, StablePlanInputs};
@@ -37,8 +39,12 @@ impl<T: Target> Reconciler<'_, T> {
             }
         };
         self.holds = Some(holds.clone());
-        let (protections, elsewhere) = match self.prune_exceptions().await {
-            Ok(exceptions) => exceptions,
+        let decided = async {
+            let exceptions = self.prune_exceptions().await?;
+            Ok::<_, Error>((exceptions, rollouts::read(context.state(), context.owner()).await?))
+        };
+        let ((protections, elsewhere), decisions) = match decided.await {
+            Ok((exceptions, records)) => (exceptions, rollouts::progress(&records)),
             Err(why) => {
                 self.observed_cache.put_back(Arc::new(world.observed));
                 return Err(why.into());
@@ -49,24 +55,30 @@ impl<T: Target> Reconciler<'_, T> {
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);
         let backing_off: Vec<_> = backoff.backing_off(now.at).into_iter().collect();
         let mut rules = self.rules(manifests, &world, holds, &backing_off, in_flight, disabled);
-        (rules.holds.protections, rules.orphans.declared_elsewhere) = (protections, elsewhere);
+        (rules.holds.protections, rules.orphans.declared_elsewhere) = (protections, elsewhere.instances);
+        rules.orphans.source_unreadable |= elsewhere.is_incomplete;
         let config = &context.config.manifests;
         let search = HistorySearch {
             past: config.history.clone(),
             commit: manifests.commit.clone(),
             limits: config.limits.clone(),
         };
+        rules.rollouts = decisions;
         let inputs = StablePlanInputs { desired: &manifests.desired, rules: &rules, now: &now };
         let plan =
             world.plan_until_stable(&inputs, context.target.backend(), &search, &mut self.old_specs).await;
+        // The next pass repeats a failed write.
+        if let Err(error) = rollouts::record_pauses(context.state(), context.owner(), &plan.pauses).await {
+            tracing::warn!(%error, "cannot record the pause of a rollout");
+        }
         Ok(self.finish_plan(manifests, world, rules, &backing_off, plan))
     }
 
     /// Protections of live instances, and instances that other sources declare. Without prune neither is needed.
-    async fn prune_exceptions(&mut self) -> Result<(Protections, BTreeSet<InstanceKey>), Error> {
+    async fn prune_exceptions(&mut self) -> Result<(Protections, DeclaredElsewhere), Error> {
         let context = self.context;
         if !context.config.rules.prune {
-            return Ok((Protections::new(), BTreeSet::new()));
+            return Ok((Protections::new(), DeclaredElsewhere::default()));
         }
         let protections = protections::read(context.state()).await?;
         Ok((protections, self.resolver.declared_elsewhere(context).await?))

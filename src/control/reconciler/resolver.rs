@@ -1,6 +1,5 @@
 //! Resolver of the revision that a pass plans: reads its inputs, applies [`choose_revision`], and activates the result.
 
-use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -12,9 +11,9 @@ use super::overrides::{LastApplied, PinOverride};
 use crate::control::Target;
 use crate::control::event::ControllerEvent;
 use crate::control::stored_revisions::{self, NewRevision};
-use crate::engine::other_sources::declared_elsewhere;
+use crate::engine::other_sources::{DeclaredElsewhere, declared_elsewhere};
 use crate::engine::protections;
-use crate::model::{InstanceKey, ManifestRevision};
+use crate::model::ManifestRevision;
 use crate::source::{Source, SourceState};
 use crate::store::Error;
 
@@ -31,7 +30,7 @@ pub struct RevisionResolver {
     /// The stored active revision and its commit.
     stored: Option<(ManifestRevision, Option<String>)>,
     /// The stored revisions, and the instances that other sources declare in them.
-    elsewhere: Option<(Vec<ManifestRevision>, BTreeSet<InstanceKey>)>,
+    elsewhere: Option<(Vec<ManifestRevision>, DeclaredElsewhere)>,
     /// A revision was activated: old ones may have expired.
     needs_gc: bool,
 }
@@ -183,17 +182,19 @@ impl RevisionResolver {
     pub async fn declared_elsewhere<T: Target>(
         &mut self,
         context: PassContext<'_, T>,
-    ) -> Result<BTreeSet<InstanceKey>, Error> {
+    ) -> Result<DeclaredElsewhere, Error> {
         let (state, owner) = (context.state(), context.owner());
-        let stored = stored_revisions::list(state, owner).await?;
+        let (stored, are_all_read) = stored_revisions::list_readable(state, owner).await?;
         let revisions: Vec<ManifestRevision> = stored.iter().map(|one| one.revision.clone()).collect();
         if let Some((known, elsewhere)) = &self.elsewhere
             && *known == revisions
+            && are_all_read
         {
             return Ok(elsewhere.clone());
         }
         let config = &context.config.manifests;
-        let elsewhere = declared_elsewhere(state, owner, &config.source, &stored, &config.limits).await?;
+        let stored = (stored.as_slice(), are_all_read);
+        let elsewhere = declared_elsewhere(state, owner, &config.source, stored, &config.limits).await?;
         self.elsewhere = Some((revisions, elsewhere.clone()));
         Ok(elsewhere)
     }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Chains, Flight, Run};
-use crate::backend::{Backend, BackendError, Operation, RowState, Task};
+use crate::backend::{Backend, BackendError, Operation, PriorOwnership, RowState, Task};
 use crate::error_chain::chain;
 use crate::execute::journal::{Call, Journal, JournaledStep};
 use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
@@ -50,8 +50,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let registered = seen.is_some_and(|seen| seen.registered == Some(true));
             let owned = self.is_owned(step) || (step.op == Op::Register && self.is_registered_by_us(step));
             Operation {
-                registered,
-                owned,
+                before: PriorOwnership { registered, owned },
+                origin: self.terms.settings.origin.clone(),
+                protections: self.terms.protections.get(&step.instance).cloned().unwrap_or_default(),
                 ..Operation::of(step, step.id.to_string(), &self.terms.settings.owner)
             }
         };
@@ -182,6 +183,6 @@ fn began(
         agent_id: order.host.agent_id.clone().filter(|_| lasting),
         hosted: lasting && row.is_some_and(|row| row.hosted == Some(true)),
         pid: row.and_then(|row| row.process.pid).filter(|_| lasting),
-        owned: order.owned,
+        owned: order.before.owned,
     }
 }

@@ -9,24 +9,20 @@ use crate::agent_protocol::EnrollmentRequest;
 use crate::contract::{HostRevocation, JoinTokenRequest, TokenRevocation};
 use crate::gateway::ApiError;
 use crate::gateway::apps::{App, LoginError};
+use crate::gateway::audit::RequestLog;
 use crate::gateway::auth::bearer;
 use crate::gateway::decode::parse_body;
-use crate::gateway::middleware::{
-    MiddlewareState, RequestLog, body_error_reply, overloaded, wrong_credentials,
-};
+use crate::gateway::middleware::{MiddlewareState, body_error_reply, overloaded, wrong_credentials};
 use crate::gateway::reply::{ErrorReply, api_error_reply, error_reply, json, unauthorized};
 use crate::gateway::routes::ApiCall;
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
 use crate::http::{Connection, CredentialKey, CredentialScope, TransportSecurity, admit_known, read_body};
-use crate::model::HostKey;
 use crate::pki::JoinToken;
 use crate::store::Store;
 
 /// Maximum bytes of an exchange: a signing request and a thousand hosts.
 const MAX_ENROLLMENT_BYTES: usize = 128 << 10;
-/// Maximum hosts that a log line names.
-const MAX_LOGGED_HOSTS: usize = 5;
 
 /// Exchanges the join token in the header for a certificate. The token is checked before the body is read.
 pub(in crate::gateway) async fn enroll<S: Store>(
@@ -43,9 +39,10 @@ pub(in crate::gateway) async fn enroll<S: Store>(
     };
     if shared.fleet.find_token(&token).await.map_err(refuse)?.is_none() {
         let who = format!("join token {}", token.id());
+        log.claimed.clone_from(&who);
         return Err(wrong_credentials(call, connection, &who, &LoginError::Unknown).await);
     }
-    log.who = format!("join token {}", token.id());
+    (log.who, log.kind) = (format!("join token {}", token.id()), "token");
     if !parts.extensions.get::<TransportSecurity>().is_some_and(|security| security.tls) {
         let message = "a join token needs https: its certificate identifies TLS connections";
         return Err(error_reply(call, StatusCode::FORBIDDEN, EnvelopeCode::NOT_ALLOWED, message));
@@ -56,7 +53,8 @@ pub(in crate::gateway) async fn enroll<S: Store>(
     let bytes = read_body(body, MAX_ENROLLMENT_BYTES, shared.limits.body_time, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
     let request: EnrollmentRequest = parse_body(&bytes).map_err(refuse)?;
-    log.what = format!("agent {} on {}", request.agent, names(&request.hosts));
+    log.what.detail = format!("agent {}", request.agent);
+    log.add_hosts(&request.hosts);
     let issued = shared.fleet.enroll(&token, &request).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(issued)))
 }
@@ -76,20 +74,22 @@ pub(in crate::gateway) async fn app_call<S: Store>(
     Ok(match log.call {
         ApiCall::CreateJoinToken => {
             let request: JoinTokenRequest = parse_body(body)?;
-            log.what = names(&request.hosts);
+            log.add_hosts(&request.hosts);
             let created = fleet.create_token(&request, &by).await?;
-            log.what = format!("join token {} for {}", created.id, names(&request.hosts));
+            log.what.detail = format!("join token {}", created.id);
             json(StatusCode::OK, &Envelope::ok(created))
         }
         ApiCall::RevokeJoinToken => {
             let TokenRevocation { id } = parse_body(body)?;
-            log.what = format!("join token {id}");
+            log.what.detail = format!("join token {id}");
             json(StatusCode::OK, &Envelope::ok(fleet.revoke_token(&id, &by).await?))
         }
         ApiCall::RevokeHost => {
             let request: HostRevocation = parse_body(body)?;
-            let forget = if request.forget { ", static tokens accepted again" } else { "" };
-            log.what = format!("host {}{forget}", request.host);
+            log.what.detail =
+                if request.forget { "static tokens accepted again" } else { "certificate revoked" }
+                    .to_owned();
+            log.add_hosts(std::slice::from_ref(&request.host));
             json(StatusCode::OK, &Envelope::ok(fleet.revoke_host(&request, &by).await?))
         }
         _ => json(StatusCode::OK, &Envelope::ok(fleet.list_tokens().await?)),
@@ -97,10 +97,3 @@ pub(in crate::gateway) async fn app_call<S: Store>(
 }
 
 pub(in crate::gateway) const WRONG_JOIN_TOKEN: &str = "this join token is not known";
-
-fn names(hosts: &[HostKey]) -> String {
-    let shown: Vec<String> = hosts.iter().take(MAX_LOGGED_HOSTS).map(ToString::to_string).collect();
-    let more = hosts.len().saturating_sub(MAX_LOGGED_HOSTS);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", shown.join(", "))
-}

@@ -21,7 +21,7 @@ use super::problem::{Code, FieldPath, PathProblem, did_you_mean};
 use super::variables::VariableUse;
 use crate::model::{
     Effect, Field, HashedSpec, Host, HostKey, Name, OnChange, Policy, ProcessKey, Protection, Rollout,
-    Selector, Spec, State,
+    RolloutGroup, Selector, Spec, State,
 };
 
 /// The object that a document declares, with its valid fields. Clones are cheap, so that a reload shares unchanged ones.
@@ -394,10 +394,28 @@ fn names_host(text: &str) -> bool {
     host.is_some_and(|host| host.parse::<HostKey>().is_ok() || host.parse::<std::net::IpAddr>().is_ok())
 }
 
+/// The environment variable of a path `env.NAME`.
+fn variable_of(path: &str) -> Option<&str> {
+    let path = path.strip_prefix("spec.").unwrap_or(path);
+    path.strip_prefix("env.").filter(|name| !name.is_empty() && !name.contains(['=', '\0']))
+}
+
 fn on_change(entries: BTreeMap<String, Text>, values: &mut ValueChecker) -> OnChange {
     let path = FieldPath::of("on_change");
     let mut known = OnChange::new();
     for (name, word) in entries {
+        if let Some(variable) = variable_of(&name) {
+            let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
+            if let Some(effect) = word.and_then(Effect::from_word)
+                && known.insert_variable(variable, effect).is_some()
+            {
+                let message =
+                    format!("on_change names env.{variable} twice, with and without the leading `spec.`");
+                let finding = PathProblem::new(Code::DuplicateKey, path.entry(&name), message);
+                values.report(finding.hint("remove one of them").at_key());
+            }
+            continue;
+        }
         let Some(field) = Field::from_path(&name) else {
             let hint = match did_you_mean(&name, Field::ALL.iter().map(|field| field.path())) {
                 Some(meant) => format!("did you mean {meant:?}?"),
@@ -422,7 +440,29 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut ValueChecker) -> OnCh
 
 fn rollout(entry: &RolloutEntry, values: &mut ValueChecker) -> Rollout {
     let path = FieldPath::of("rollout");
+    let pause = values.word(&path.key("pause"), entry.pause.as_ref(), grammar::PAUSES);
+    let order = entry.order.as_deref().unwrap_or_default();
+    if pause.is_some() && order.is_empty() && entry.canary.is_none() {
+        let message = "rollout.pause needs `canary` or `order`: without them there is nothing to wait after";
+        values.report(
+            PathProblem::new(Code::MissingField, path.key("pause"), message.to_owned())
+                .hint("add `canary: 1`, or list host groups in `order`"),
+        );
+    }
+    let mut groups: Vec<RolloutGroup> = Vec::new();
+    for (at, name) in order.iter().enumerate() {
+        if groups.iter().any(|group| group.name == **name) {
+            let message = format!("rollout.order names {:?} twice", super::node::shorten(name));
+            let at = path.key("order").index(at);
+            values.report(PathProblem::new(Code::DuplicateKey, at, message).hint("remove one of them"));
+            continue;
+        }
+        groups.push(RolloutGroup { name: name.to_string(), ..RolloutGroup::default() });
+    }
     Rollout {
+        groups,
+        max_unavailable: values.amount(&path.key("max_unavailable"), entry.max_unavailable.as_ref(), 1),
+        pauses: pause.is_some(),
         batch: values.amount(&path.key("batch"), entry.batch.as_ref(), 1),
         canary: values.amount(&path.key("canary"), entry.canary.as_ref(), 0),
         soak_secs: values.duration(&path.key("soak"), entry.soak.as_ref()),

@@ -80,6 +80,9 @@ written! {
         soak: TextOrNumber,
         max_failures: i64,
         auto_rollback: bool,
+        order: Vec<Text>,
+        max_unavailable: TextOrNumber,
+        pause: Text,
     }
     SpecEntry {
         identity: IdentityEntry,

@@ -7,7 +7,7 @@ use super::super::check::{DeclaredObject, HostGroup, Placement, Process};
 use super::super::node::shorten;
 use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_you_mean};
 use super::Findings;
-use crate::model::{AgentId, Host, HostKey, Selector};
+use crate::model::{AgentId, Host, HostKey, Rollout, Selector};
 
 /// Host groups and host data of all documents.
 pub struct HostIndex<'a> {
@@ -132,6 +132,21 @@ impl<'a> HostIndex<'a> {
             }
         }
         hosts.into_values().collect()
+    }
+
+    /// The rollout of a process, with the hosts of its groups.
+    pub fn rollout_of(&self, at: usize, process: &Process, found: &mut Findings) -> Option<Rollout> {
+        let mut rollout = process.changes.rollout.clone()?;
+        for (nth, named) in rollout.groups.iter_mut().enumerate() {
+            let Some((_, group)) = self.groups.get(named.name.as_str()) else {
+                let suggest = found.may_suggest(self.groups.len());
+                let path = FieldPath::of("rollout").key("order").index(nth);
+                found.push((at, self.undefined_group(&named.name, process, path, suggest)));
+                continue;
+            };
+            named.hosts = group.hosts.iter().map(|(_, host, _)| self.merged_host(host).key).collect();
+        }
+        Some(rollout)
     }
 
     fn select_hosts(

@@ -20,7 +20,7 @@ use super::problem::{Code, FieldPath, MAX_PER_FILE, PathProblem};
 use super::variables::{self, InstanceVariables};
 use super::{Declaration, Limits};
 use crate::model::{
-    DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, HostKey, InstanceKey, ProcessKey,
+    DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, HostKey, InstanceKey, ProcessKey, Rollout,
     SourceLocation,
 };
 
@@ -57,7 +57,12 @@ impl Context {
         if uses.host {
             check_host_ip(0, &hosts, &mut found);
         }
-        let origin = declared_process(key, process, location, policies);
+        // The groups of a rollout are those of other documents.
+        let rollout = process.changes.rollout.clone();
+        if rollout.as_ref().is_some_and(|rollout| !rollout.groups.is_empty()) {
+            return None;
+        }
+        let origin = declared_process(key, process, rollout, location, policies);
         let instances = resolve(&ProcessTemplate::new(0, key, process, spec, uses, hosts), origin);
         found.list.is_empty().then_some(instances)
     }
@@ -92,7 +97,7 @@ pub fn expand(
     let mut found = Findings::of(documents);
     let mut policies = Policies::collect(documents, &locations, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
-    let hosts = HostIndex::collect(documents, unread, &mut found);
+    let index = HostIndex::collect(documents, unread, &mut found);
     let names = ProcessIndex::collect(documents);
     let (mut templates, mut origins) = (Vec::new(), Vec::new());
     let mut total = 0usize;
@@ -101,7 +106,7 @@ pub fn expand(
             continue;
         };
         let (spec, uses) = defaults.apply(at, document, process, &mut found);
-        let hosts = hosts.hosts_of(at, process, &mut found);
+        let hosts = index.hosts_of(at, process, &mut found);
         policies::check(at, document, process, &spec, &hosts, &policies, &mut found);
         dependencies::check_names(at, process, &names, unread, &mut found);
         let Some(key) = process.key.as_ref().filter(|_| !defaults.has_error_above(document)) else {
@@ -120,12 +125,11 @@ pub fn expand(
             check_host_ip(at, &hosts, &mut found);
         }
         if purpose == Purpose::Instances {
-            origins.push(declared_process(
-                key,
-                process,
-                locations[at].clone(),
-                policies.policies_for(document),
-            ));
+            let rollout = index.rollout_of(at, process, &mut found);
+            let (place, policies) = (locations[at].clone(), policies.policies_for(document));
+            origins.push(declared_process(key, process, rollout, place, policies));
+        } else {
+            index.rollout_of(at, process, &mut found);
         }
         templates.push(ProcessTemplate::new(at, key, process, spec, uses, hosts));
     }
@@ -255,6 +259,7 @@ fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(Instance
 fn declared_process(
     key: &ProcessKey,
     process: &Process,
+    rollout: Option<Rollout>,
     location: SourceLocation,
     policies: Vec<usize>,
 ) -> DeclaredProcess {
@@ -273,7 +278,7 @@ fn declared_process(
         adopt: process.changes.adopt,
         moved_from: process.moved_from.clone().into_iter().collect(),
         on_change: process.changes.on_change.clone(),
-        rollout: process.changes.rollout.clone(),
+        rollout,
         policies,
     }
 }

@@ -159,6 +159,7 @@ pub const SIGNAL_NAMES: &[&str] = &[
 pub const STATES: &[&str] = &["running", "stopped", "unhosted", "absent"];
 pub const START_MODES: &[&str] = &["daemon", "foreground"];
 pub const PROTECTIONS: &[&str] = &["delete", "restart", "stop"];
+pub const PAUSES: &[&str] = &["promoted"];
 pub const EFFECTS: &[&str] = &["none", "register", "reload", "restart", "replace"];
 pub const DISRUPTIONS: &[&str] = &["start", "stop", "restart", "reload", "delete"];
 pub const KINDS: &[&str] = &["Process", "HostGroup", "Defaults", "Policy"];

@@ -1,6 +1,6 @@
 //! Field table of the grammar: one line per field, excluded from rustfmt so that its columns stay aligned.
 
-use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, EXIT_CODES, HEALTH_RETRIES, INSTANCES, KINDS, DISRUPTIONS, LOGS_KEPT, NICE, OOM_SCORE_ADJ, PROTECTIONS, PROTECT_SYSTEM, RESTART_POLICIES, RETRIES, SECONDS, SIGNAL_NAMES, SMALL_COUNT, START_MODES, STATES};
+use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, EXIT_CODES, HEALTH_RETRIES, INSTANCES, KINDS, DISRUPTIONS, LOGS_KEPT, NICE, OOM_SCORE_ADJ, PAUSES, PROTECTIONS, PROTECT_SYSTEM, RESTART_POLICIES, RETRIES, SECONDS, SIGNAL_NAMES, SMALL_COUNT, START_MODES, STATES};
 use super::{Entry, Requirement, Section, Shape, FieldOrigin};
 use super::Requirement::{IgnoredInBody, Optional, Required, RequiredInBody};
 use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, Number, OneOf, Percent, Size, Text, Word};
@@ -39,7 +39,7 @@ pub static PROCESS: Section = Section {
         entry("protect", List(&Word(PROTECTIONS)), Optional, FieldOrigin::Abide, "Operations that Abide never performs on the process, in any plan."),
         entry("adopt", Bool, Optional, FieldOrigin::Abide, "Take ownership of a running process that has no owner, without a restart.").with_default("false"),
         entry("moved_from", Text, Optional, FieldOrigin::Abide, "Previous name of the process, as NAMESPACE/NAME or NAME. Renames it without a restart."),
-        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path. Overrides the effect that `abide explain FIELD` shows."),
+        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path, or env.NAME for one variable. Overrides the effect that `abide explain FIELD` shows."),
         entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change rolls out across the instances. Unset: all instances at once, within the budgets."),
         entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision."),
         entry("stop_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.stop_signal."),
@@ -105,6 +105,9 @@ static ROLLOUT: Section = Section {
         entry("soak", Duration, Optional, FieldOrigin::Abide, "Time that a batch must stay healthy before the next batch starts. Unset: no soak time."),
         entry("max_failures", Int(ANY_COUNT), Optional, FieldOrigin::Abide, "Number of failed instances that the rollout tolerates; one more stops it. Unset: 0."),
         entry("auto_rollback", Bool, Optional, FieldOrigin::Abide, "Restore the last healthy spec when the rollout stops.").with_default("false"),
+        entry("order", List(&Text), Optional, FieldOrigin::Abide, "Host groups in the order of the rollout: one group is done before the next. Hosts of none come last. Shares in `batch` are then of a group."),
+        entry("max_unavailable", Amount, Optional, FieldOrigin::Abide, "Maximum number or share of unavailable instances per group, or of all without `order`. Instances that are down already count."),
+        entry("pause", Word(PAUSES), Optional, FieldOrigin::Abide, "`promoted`: wait for `abide rollout promote` after the canary and after each group."),
     ],
 };
 

@@ -50,6 +50,30 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
     open().map_err(|error| understand(error, file))
 }
 
+/// A connection that changes nothing.
+pub(super) fn connect_to_read(file: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags)?;
+    connection.busy_timeout(BUSY)?;
+    Ok(connection)
+}
+
+/// One value.
+pub(super) fn read_entry(
+    connection: &Connection,
+    sealer: &Sealer,
+    key: &str,
+) -> Result<Option<Vec<u8>>, Fault> {
+    let mut rows = connection.prepare("SELECT value, changed, sum FROM entry WHERE key = ?1")?;
+    let mut rows = rows.query([key])?;
+    let Some(row) = rows.next()? else { return Ok(None) };
+    let (value, changed): (Vec<u8>, i64) = (row.get(0)?, row.get(1)?);
+    match sum(key, &value, changed) == row.get::<_, i64>(2)? {
+        true => sealer.open(key, changed, value).map(Some),
+        false => Err(Fault::Entry(format!("the value of {key:?} has a wrong checksum"))),
+    }
+}
+
 /// Creates the tables, or verifies an existing file.
 pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error> {
     let shown = || file.display().to_string();

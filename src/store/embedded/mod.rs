@@ -28,7 +28,7 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::cache::{Cache, RecentChanges, beginning_with};
-use self::file::{connect, data_version, logged, prepare, understand};
+use self::file::{connect, connect_to_read, data_version, logged, prepare, read_entry, understand};
 use self::high_water_mark::HighWaterMark;
 use self::seal::Sealer;
 use self::sweep::FileFormat;
@@ -99,6 +99,13 @@ impl Embedded {
     /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
     pub fn open_alone_trimmed(file: &Path, keys: &KeySource, trim: Trim<'_>) -> Result<Embedded, Error> {
         Embedded::open_as(file, OpenMode { trim: Some(trim), ..OpenMode::alone(file, keys)? })
+    }
+
+    /// One value of a file that another process may have open exclusively. The file is not changed.
+    pub fn read_value(file: &Path, keys: &KeySource, key: &str) -> Result<Option<Vec<u8>>, Error> {
+        let connection = connect_to_read(file).map_err(|error| understand(error, file))?;
+        let format = FileFormat::read(&connection, file, keys, false)?;
+        read_entry(&connection, &format.sealer, key).map_err(|fault| fault.understand(file))
     }
 
     fn open_as(file: &Path, mode: OpenMode<'_>) -> Result<Embedded, Error> {

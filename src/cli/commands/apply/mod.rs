@@ -137,6 +137,19 @@ pub async fn apply_pinned(
     apply_revision(args, None, plan, Activation::Pinned(pin), live, deadline, printer).await
 }
 
+/// Applies one process of an earlier revision. The active revision stays.
+pub async fn apply_unrecorded(
+    args: &ApplyArgs,
+    wanted: DesiredInput,
+    live: &ConnectedTarget,
+    shown_source: String,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
+    let plan = PlanRequest { shown_source, activates: false, ..wanted.request(&args.input, None) };
+    apply_revision(args, None, plan, Activation::Nothing, live, deadline, printer).await
+}
+
 async fn apply_revision(
     args: &ApplyArgs,
     saved: Option<&Value>,

@@ -21,7 +21,7 @@ use crate::contract::{
 use crate::engine::{Conclusion, Report};
 use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
-use crate::model::{Health, HoldReason, Op, Plan};
+use crate::model::{Health, HoldReason, Op, Plan, RolloutPause};
 
 /// The result of an apply, as it is rendered.
 pub struct ReportView {
@@ -33,12 +33,15 @@ pub struct ReportView {
     pub unhealthy: Vec<(String, Health, String)>,
     /// Processes that were rolled back, each with the reason.
     pub rolled_back: Vec<RolledBackProcess>,
+    /// Rollouts that have reached a pause.
+    pub pauses: Vec<RolloutPause>,
 }
 
 impl ReportView {
     /// The view of a report, and its plan. The reasons of unhealthy instances come from the target, until the time limit.
     pub async fn of(report: Report, live: &ConnectedTarget, deadline: Instant) -> (ReportView, Plan) {
-        let Report { plan, ended, converged, conclusion, reason, unhealthy, rolled_back, .. } = report;
+        let Report { plan, ended, converged, conclusion, reason, unhealthy, rolled_back, pauses, .. } =
+            report;
         let rolled_back = rolled_back.into_iter();
         let rolled_back =
             rolled_back.map(|(process, why)| RolledBackProcess { process: process.to_string(), why });
@@ -53,7 +56,8 @@ impl ReportView {
             known => known,
         };
         let rolled_back = rolled_back.collect();
-        (ReportView { ended, converged, exit, reason, unhealthy, rolled_back }, plan)
+        let pauses = pauses.into_iter().filter(|pause| pause.is_reached).collect();
+        (ReportView { ended, converged, exit, reason, unhealthy, rolled_back, pauses }, plan)
     }
 }
 
@@ -64,7 +68,7 @@ fn exit(conclusion: Conclusion) -> Exit {
     match conclusion {
         Conclusion::Done => Exit::Done,
         Conclusion::Incomplete => Exit::Incomplete,
-        Conclusion::TimedOut => Exit::TimedOut,
+        Conclusion::TimedOut | Conclusion::AwaitingPromotion => Exit::TimedOut,
         Conclusion::LeaseLost => Exit::Locked,
         Conclusion::RolledBack => Exit::RolledBack,
         Conclusion::Stopped(code) if code == Exit::Terminated as u8 => Exit::Terminated,
@@ -229,7 +233,15 @@ fn render_text(planned: &Plan, report: &ReportView) -> String {
         None => "not verified".to_owned(),
     };
     text.push_str(&format!("{BOLD}{}{BOLD:#}: {end}{}\n", words.join(", "), slowest.unwrap_or_default()));
+    text.extend(report.pauses.iter().map(|pause| format!("{HINT}rollout{HINT:#}: {}\n", pause_line(pause))));
     text
+}
+
+/// The pause of a rollout, and how to continue.
+fn pause_line(RolloutPause { process, stage, stages, .. }: &RolloutPause) -> String {
+    let (nth, of, process) = (stage + 1, stages.len(), visible(&process.to_string()));
+    let name = stages.get(*stage).map(|name| visible(name)).unwrap_or_default();
+    format!("{process}: stage {nth} of {of} ({name}) is done: `abide rollout promote {process}` continues")
 }
 
 fn is_are(n: usize) -> String {
@@ -255,6 +267,9 @@ fn render_markdown(planned: &Plan, report: &ReportView) -> String {
     for RolledBackProcess { process, why } in &report.rolled_back {
         text.push_str(&format!("- **rolled back** {}\n", escape::code(process)));
         text.push_str(&escape::block(why, "  "));
+    }
+    for pause in &report.pauses {
+        text.push_str(&format!("- **paused** {}\n", pause_line(pause)));
     }
     text.extend(held_blocks(planned));
     text
@@ -320,6 +335,7 @@ mod tests {
             reason: None,
             unhealthy: Vec::new(),
             rolled_back: Vec::new(),
+            pauses: Vec::new(),
         };
         let markdown = render_markdown(&Plan::default(), &report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");

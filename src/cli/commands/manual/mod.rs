@@ -9,11 +9,10 @@ pub mod release;
 use crate::cli::Failure;
 use crate::cli::args::InvalidValue;
 use crate::cli::commands::plan::args::SelectArgs;
-use crate::cli::declared_names::DeclaredNames;
 use crate::cli::target::{ConnectedTarget, TargetArgs};
 use crate::clock::{self, now};
 use crate::engine::manual;
-use crate::model::{InstanceKey, KeyError, Name, Observed, ProcessKey, Time, glob, seconds};
+use crate::model::{InstanceKey, KeyError, Name, ProcessKey, Time, glob, seconds};
 use crate::observe::Observation;
 
 /// Selection of instances, by name or by selector.
@@ -39,15 +38,6 @@ impl InstanceArgs {
     pub fn names(&self) -> impl Iterator<Item = &ProcessKey> {
         let SelectArgs { include, exclude, .. } = &self.select;
         self.processes.iter().map(InstanceSelector::process).chain(include).chain(exclude)
-    }
-
-    /// The declared names, read only if a name is not that of an observed instance.
-    pub async fn declared_names(&self, live: &ConnectedTarget, observed: &Observed) -> DeclaredNames {
-        let is_instance = |name: &ProcessKey| observed.instances.keys().any(|key| key.process() == *name);
-        match self.names().all(is_instance) {
-            true => DeclaredNames::default(),
-            false => DeclaredNames::read(live).await,
-        }
     }
 }
 

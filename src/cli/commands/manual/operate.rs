@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{HoldArgs, InstanceArgs, InstanceSelector, Until, observe_all};
 use crate::backend::RowState;
-use crate::cli::declared_names::KnownNames;
+use crate::cli::declared_names::{DeclaredNames, KnownNames};
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::access::forbidden;
 use crate::cli::target::{ConnectedTarget, TargetCause, runtime};
@@ -41,7 +41,8 @@ pub async fn select_instances<'a>(
     observed: &'a Observed,
     live: &ConnectedTarget,
 ) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
-    let declared = whom.declared_names(live, observed).await;
+    // Always: a name may be that of an instance, and of a process with several instances.
+    let declared = DeclaredNames::read(live).await;
     let known = KnownNames { declared: &declared, observed, recorded: Vec::new() };
     for one in &whom.processes {
         if !known.has(one) {

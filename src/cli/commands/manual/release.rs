@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{InstanceArgs, observe_all};
-use crate::cli::declared_names::KnownNames;
+use crate::cli::declared_names::{DeclaredNames, KnownNames};
 use crate::cli::output::print::{BOLD, Printer, count};
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
@@ -23,7 +23,7 @@ pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
         let (holds, _) = live.restraints().await?;
         let observed = observe_all(&live).await?.remembered();
         let (selection, none) = (args.whom.select.selection(), BTreeMap::new());
-        let declared = args.whom.declared_names(&live, &observed).await;
+        let declared = DeclaredNames::read(&live).await;
         let recorded = holds.iter().map(|hold| &hold.instance).collect();
         let known = KnownNames { declared: &declared, observed: &observed, recorded };
         // A known name without a hold is fine: there is nothing to release.
