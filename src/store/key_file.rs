@@ -134,8 +134,8 @@ impl KeyRing {
         let mut bytes = [0; KEY_BYTES];
         SystemRandom::new().fill(&mut bytes).map_err(|_| failed(std::io::Error::other("no random bytes")))?;
         if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            let mut private = std::fs::DirBuilder::new();
-            private.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+            // Others may enter it: /etc/abide has the host policy too, which an agent without root rights reads.
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed)?;
         }
         let mut temporary = file.as_os_str().to_owned();
         temporary.push(format!(".{}", crate::ids::fresh_id()));
@@ -203,7 +203,7 @@ mod tests {
         let again = KeyRing::create(&file).expect("the same").current.expect("a key").id;
         assert_eq!(created, again);
         let mode = |file: &Path| std::fs::metadata(file).expect("it exists").permissions().mode() & 0o777;
-        assert_eq!((mode(&file), mode(file.parent().expect("a folder"))), (0o600, 0o700));
+        assert_eq!((mode(&file), mode(file.parent().expect("a folder"))), (0o600, 0o755));
         assert_eq!(std::fs::read_dir(folder.path().join("keys")).expect("a folder").count(), 1);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("a mode");
         let readable = KeyRing::read(&file).err().map(|error| error.to_string()).unwrap_or_default();

@@ -342,7 +342,7 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     );
     one(
         &with("./api}", "./api}\n  env: {A: {secret: true}}"),
-        "a.yaml:8:9 E0211 spec.env.A must have either file or value | …",
+        "a.yaml:8:9 E0211 spec.env.A must have one of file, exec and value | …",
     );
     let group = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n---\n";
     let chosen = with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{group: g, labels: a b}");

@@ -63,16 +63,23 @@ pub struct ServeArgs {
     #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
     pub insecure_listen: bool,
     #[command(flatten)]
-    pub keys: KeyFileArgs,
-    /// Print the registrations of a `store.db.set-aside-TIME` file, decrypted, and exit
-    #[arg(long, value_name = "FILE")]
-    pub print_set_aside: Option<PathBuf>,
+    pub store: StoreArgs,
     #[command(flatten)]
     pub fleet: FleetArgs,
     #[command(flatten)]
     pub limits: GatewayLimitArgs,
     #[command(flatten)]
     pub audit: AuditFileArgs,
+}
+
+/// The store of the gateway.
+#[derive(Debug, clap::Args)]
+pub struct StoreArgs {
+    #[command(flatten)]
+    pub keys: KeyFileArgs,
+    /// Print the registrations of a `store.db.set-aside-TIME` file, decrypted, and exit
+    #[arg(long, value_name = "FILE")]
+    pub print_set_aside: Option<PathBuf>,
 }
 
 /// Files of the audit log.
@@ -117,8 +124,8 @@ fn at_least_one(text: &str) -> Result<usize, InvalidValue> {
 }
 
 pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
-    if let Some(file) = &args.print_set_aside {
-        let keys = args.keys.source(&args.data)?;
+    if let Some(file) = &args.store.print_set_aside {
+        let keys = args.store.keys.source(&args.data)?;
         let printed = print_set_aside(file, &keys, &mut |entry| printer.data(&format!("{entry}\n")));
         return printed.map(|()| Exit::Done).map_err(|error| Failure::new(Exit::Failed, error.to_string()));
     }
@@ -161,7 +168,7 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
             tokens.map_err(|error| failed(chain(&error)))?
         }
     };
-    let store = open_store(&args.data, &args.keys)?;
+    let store = open_store(&args.data, &args.store.keys)?;
     let settings = AuditSettings { max_bytes: args.audit.audit_max_bytes, keep: args.audit.audit_keep };
     let audit = open_audit(&args.data, settings, &store).await?;
     // Creates the CA whose certificate the TLS configuration reads.
