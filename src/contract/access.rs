@@ -38,7 +38,7 @@ pub struct TokenHash {
 pub struct SessionInfo {
     #[serde(flatten)]
     pub access: AccessInfo,
-    /// Sent in the header `X-Abide-Csrf` of each change of this session; `null`: the caller has no session.
+    /// Sent in the header `X-Abide-Csrf` of each change in a browser session; `null`: the caller has no session.
     pub csrf: Option<String>,
     /// The time at which the session ends at the latest.
     pub session_ends: Option<String>,

@@ -301,7 +301,7 @@ fn a_session_ends_by_idle_time_age_and_logout() {
     let form = csrf.trim().replace("X-Abide-Csrf: ", "csrf=");
     let answer = site.post("/api/v1/logout", &cookie, &form);
     assert!(answer.status == 303 && answer.head.contains("max-age=0"), "{}", answer.head);
-    assert!(!open(&cookie) && open(&second), "only this session ends");
+    assert!(!open(&cookie) && open(&second), "no other one ends");
     assert!(events.ends(), "the stream of the session ends");
     assert!(begin.elapsed() < Duration::from_secs(300), "the clock of the test did not move by itself");
 }

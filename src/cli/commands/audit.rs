@@ -151,7 +151,9 @@ fn report(done: &AuditVerification, form: PlainForm, printer: &Printer) -> Resul
 
 fn summary(done: &AuditVerification) -> String {
     let AuditVerification { files, entries, first, last, anchored, unfinished_bytes, .. } = done;
-    let mut text = format!("intact: {entries} entries ({first} to {last}) in {files} files");
+    let counted = if *entries == 1 { "entry" } else { "entries" };
+    let in_files = if *files == 1 { "file" } else { "files" };
+    let mut text = format!("intact: {entries} {counted} ({first} to {last}) in {files} {in_files}");
     text.push_str(&match anchored {
         Some(seq) => format!(", the store has the digest of entry {seq}"),
         None => ", the store has no digest to compare with".to_owned(),

@@ -234,7 +234,10 @@ impl RequestLog {
             parts.push(format!("{} more", instances.len() - MAX_LOGGED_GROUPS));
         }
         if let (true, Some(first)) = (instances.is_empty(), keys.first()) {
-            parts.push(format!("{first} of {} keys", keys.len()));
+            parts.push(match keys.len() {
+                1 => first.to_string(),
+                many => format!("{first} of {many} keys"),
+            });
         }
         if let Some(first) = hosts.first() {
             let more = hosts.len() - 1;
