@@ -2,8 +2,9 @@
 //!
 //! `cargo bench --bench apply` prints one JSON object: 1,000 new foreground processes from the command to all running and
 //! verified, compared with spawning the same command lines directly, and the number of calls; an apply with nothing to
-//! do, and its number of writes; and a plan
-//! over 10,000 instances that are registered, with its memory.
+//! do, and its number of writes; a plan over 10,000 instances that are registered, with its memory; and the apply of one
+//! changed line among 20, 1,000 and 10,000 registered instances, next to `validate` of the same manifests.
+//! `ABIDE_BENCH_ONLY=change` measures the last part only.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -15,7 +16,13 @@ use serde_json::json;
 const PROCESSES: usize = 1000;
 const REGISTERED: usize = 10_000;
 
+const CHANGES: usize = 11;
+
 fn main() {
+    if std::env::var("ABIDE_BENCH_ONLY").as_deref() == Ok("change") {
+        println!("{:#}", json!({"one_changed_line": one_changed_lines()}));
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     std::fs::write(here.join("fleet.yaml"), fleet(here, PROCESSES, "running")).expect("a file");
@@ -49,8 +56,38 @@ fn main() {
             "applied_over_spawned": (started.as_secs_f64() / spawned[1].as_secs_f64() * 100.0).round() / 100.0,
             "nothing_to_do_ms": {"median": ms(nothing[5]), "longest": ms(nothing[10]), "writes": wrote},
             "plan_10000_registered": {"ms": ms(planned[2].0), "peak_mb": planned[2].1 as f64 / 1e6},
+            "one_changed_line": one_changed_lines(),
         })
     );
+}
+
+fn one_changed_lines() -> Vec<serde_json::Value> {
+    [20, 1000, REGISTERED].map(one_changed_line).to_vec()
+}
+
+/// One line of one of many registered processes changes, and is applied and verified.
+fn one_changed_line(many: usize) -> serde_json::Value {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    let text = fleet(here, many, "stopped");
+    std::fs::write(here.join("fleet.yaml"), &text).expect("a file");
+    // The second one fills the caches of the gateway.
+    for _ in 0..2 {
+        abide(here, &["apply", "fleet.yaml", "--yes"]);
+    }
+    let mut applied: Vec<Duration> = Vec::new();
+    for nth in 1..=CHANGES {
+        let changed = text.replacen("100000", &format!("{}", 100_000 + nth), 1);
+        std::fs::write(here.join("fleet.yaml"), changed).expect("a file");
+        applied.push(abide(here, &["apply", "fleet.yaml", "--yes"]).0);
+    }
+    let mut read: Vec<Duration> = (0..CHANGES).map(|_| abide(here, &["validate", "fleet.yaml"]).0).collect();
+    abide(here, &["down"]);
+    applied.sort();
+    read.sort();
+    let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+    let (applied, validated) = (ms(applied[CHANGES / 2]), ms(read[CHANGES / 2]));
+    json!({"instances": many, "applied_ms": applied, "validated_ms": validated})
 }
 
 fn fleet(here: &Path, many: usize, state: &str) -> String {

@@ -201,6 +201,9 @@ pub struct OpRequest {
     /// The fields that take effect with a reload; `None`: the fields with effect Reload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
+    /// The operation repairs drift: `before_stop` and `after_start` run only if they ask for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repairs: bool,
     /// Restart only, set for callers other than Abide's planner: a stopped process is started as well, and the process is
     /// supervised afterwards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -385,6 +388,31 @@ pub struct Report {
     /// The next scheduled runs: milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub next_runs: Vec<i64>,
+    /// The last health probe of the running process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ReportedProbe>,
+    /// Pid file and log in the agent's folder, of a process that names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<AgentFiles>,
+}
+
+/// A health probe that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReportedProbe {
+    /// Milliseconds since 1970.
+    pub at: i64,
+    pub success: bool,
+    /// Its output with secrets masked, or the reason of its failure.
+    pub output: String,
+}
+
+/// Paths in the agent's folder, of a process whose spec names none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AgentFiles {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_path: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_path: Option<String>,
 }
 
 /// State of a configuration file relative to the digest in the spec.

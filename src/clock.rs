@@ -59,6 +59,13 @@ pub fn read_local(text: &str) -> Option<Time> {
     Some(Time(moment.timestamp().as_millisecond()))
 }
 
+/// A time for people, in the host's time zone: `2026-11-16 08:00:00`.
+pub fn local_text(moment: Time) -> String {
+    let zoned =
+        |moment: Timestamp| moment.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S").to_string();
+    Timestamp::from_millisecond(moment.0).map_or_else(|_| moment.to_string(), zoned)
+}
+
 /// Whether the time zone database has this name.
 pub fn is_zone(name: &str) -> bool {
     TimeZone::get(name).is_ok()

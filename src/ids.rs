@@ -16,6 +16,11 @@ pub fn fresh_secret() -> String {
     random_hex::<24>()
 }
 
+/// A key of 256 random bits, in hex.
+pub fn fresh_key() -> String {
+    random_hex::<32>()
+}
+
 /// An id of a request, for logs. Not a secret.
 pub fn request_id() -> String {
     format!("{:016x}", fastrand::u64(..))

@@ -32,6 +32,7 @@
 //!   revisions and rollback.
 //! - [`source`]: where manifests come from: a directory or a git branch, with the last good version of broken files.
 //! - [`control`]: the control loop: follows a source and reconciles continuously.
+//! - [`alerts`]: messages about incidents of the controller: conditions, deduplication, routes, receivers.
 //! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
 //! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file with encrypted values,
 //!   or the store of a gateway over HTTP.
@@ -50,6 +51,7 @@
 //! - `malloc`: allocator settings of long-running processes.
 //! - `metrics`: encoder of the Prometheus text format.
 //! - `permissions`: which other users can change or read a file or folder.
+//! - `subprocess`: commands with input and output, bounded in time and memory.
 //! - `proc`: kernel information from /proc: boot id, host name, state of processes.
 //!
 //! # Invariants
@@ -62,6 +64,7 @@
 pub mod access;
 pub mod agent;
 pub mod agent_protocol;
+pub mod alerts;
 pub mod backend;
 pub mod cli;
 pub mod clock;
@@ -90,3 +93,4 @@ pub mod reconcile;
 mod retry_delay;
 pub mod source;
 pub mod store;
+mod subprocess;

@@ -63,8 +63,9 @@ impl ProcStat {
         ProcStat::parse(&String::from_utf8_lossy(&line[..length]))
     }
 
-    /// The second field, a name in parentheses, may contain anything. Later fields are counted from the third.
-    fn parse(line: &str) -> Option<ProcStat> {
+    /// Parses a line of /proc/PID/stat. The second field, a name in parentheses, may contain anything. Later fields are
+    /// counted from the third.
+    pub fn parse(line: &str) -> Option<ProcStat> {
         let (_, rest) = line.rsplit_once(") ")?;
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;

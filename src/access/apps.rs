@@ -73,7 +73,7 @@ pub enum LoginError {
     #[error(transparent)]
     AmbiguousUser(#[from] AmbiguousUser),
     /// The request may be of a page of another site, in a browser that is logged in at the proxy.
-    #[error("a change by the user header of a proxy needs the header X-Requested-With")]
+    #[error("changes of a person behind a proxy need the header X-Requested-With")]
     OtherSite,
     /// The caller knows the secret, so the answer may say this.
     #[error("the secret of {of} expired at {at}")]

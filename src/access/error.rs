@@ -23,21 +23,21 @@ pub enum CredentialsError {
     Yaml { line: Option<usize> },
     #[error("the list of users is not valid YAML of the expected form{}", line_shown(*.line))]
     UsersYaml { line: Option<usize> },
-    #[error("{}: {} is not 64 hex digits", quoted(.of), digest_field(.of))]
+    #[error("{}: {} must be 64 hex digits", quoted(.of), digest_field(.of))]
     Digest { of: Principal },
-    #[error("{} needs either secret or secret_sha256, or a list `secrets` of them", quoted(.of))]
+    #[error("{} needs one of secret, secret_sha256 and a list `secrets` of them", quoted(.of))]
     NoSecret { of: Principal },
-    #[error("{} has either token_sha256 or a list `tokens` with token_sha256 in each entry", quoted(.of))]
+    #[error("{} needs one of token_sha256 and a list `tokens` with token_sha256 in each entry", quoted(.of))]
     NoTokenDigest { of: Principal },
-    #[error("{}: {} has one entry, or two during a rotation", quoted(.of), secrets_field(.of))]
+    #[error("{}: {} must have one entry, or two during a rotation", quoted(.of), secrets_field(.of))]
     SecretCount { of: Principal },
-    #[error("{}: role is read, operate or admin", quoted(.of))]
+    #[error("{}: role must be read, operate or admin", quoted(.of))]
     Role { of: Principal },
-    #[error("{}: expires is not a time in RFC 3339 or a date", quoted(.of))]
+    #[error("{}: expires must be a time in RFC 3339, or a date", quoted(.of))]
     Expiry { of: Principal },
     #[error("{} is listed twice", quoted(.of))]
     ListedTwice { of: Principal },
-    #[error("user {nth} of the list: a name has 1 to 128 characters of letters, digits and . _ @ + -")]
+    #[error("user {nth} of the list: a name must have 1 to 128 letters, digits and . _ @ + -")]
     PersonName { nth: usize },
     #[error("{} and {} have the same token_sha256", quoted(.of), quoted(.other))]
     SameToken { of: Principal, other: Principal },

@@ -40,7 +40,7 @@ impl AccessRole {
 
 /// The word of a role that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a role is read, operate or admin")]
+#[error("a role must be read, operate or admin")]
 pub struct UnknownRole;
 
 impl FromStr for AccessRole {
@@ -242,6 +242,19 @@ impl Grant {
             () if self.is_bound_to_hosts() => lacks(GrantPart::Host("*".to_owned())),
             () if self.is_bound_to_owners() => lacks(GrantPart::Owner("*".to_owned())),
             () => Ok(()),
+        }
+    }
+
+    /// The key of an owner's secrets: with `operate` a caller can run commands with them; with `read` it needs a list of
+    /// owners that has this one.
+    pub fn check_secret_key(&self, owner: &str) -> Result<(), MissingGrant> {
+        authorize(
+            self,
+            &AccessRequest { owner: Some(owner).filter(|name| !name.is_empty()), ..Default::default() },
+        )?;
+        match self.is_bound_to_owners() && !owner.is_empty() {
+            true => Ok(()),
+            false => self.check_role(AccessRole::Operate),
         }
     }
 

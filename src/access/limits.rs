@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::grant::Principal;
 use crate::http::{CredentialLimits, LimitedResource};
+use crate::model::count;
 
 /// Tasks of one app with rows that are not final.
 const DEFAULT_TASKS: usize = 10_000;
@@ -50,7 +51,8 @@ impl AppLimits {
         match resource {
             LimitedResource::CredentialRequests => {
                 let most = requests?;
-                Some(format!("{caller} may have at most {most} requests in flight (limits.requests)"))
+                let most = count(most, "request");
+                Some(format!("{caller} may have at most {most} in flight (limits.requests)"))
             }
             LimitedResource::CredentialBytes => {
                 let most = bytes?;

@@ -47,8 +47,8 @@ enum CheckError {
     Launch(#[from] LaunchError),
     #[error("ended with {code}{}", if text.is_empty() { String::new() } else { format!(": {text}") })]
     Failed { code: i32, text: String },
-    #[error("timed out after {} s", time.as_secs())]
-    TimedOut { time: Duration },
+    #[error("timed out after {} s{}", time.as_secs(), if text.is_empty() { String::new() } else { format!(": {text}") })]
+    TimedOut { time: Duration, text: String },
 }
 
 /// The result of one check.
@@ -142,7 +142,9 @@ impl CheckedProcess<'_> {
         match ended {
             CommandExit::Success => Ok(output.tail(&secrets)),
             CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),
-            CommandExit::TimedOut(_) => Err(CheckError::TimedOut { time }),
+            CommandExit::TimedOut(text) => {
+                Err(CheckError::TimedOut { time, text: text.trim_end().to_owned() })
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Agent context: the store, limits and policy that all instance tasks share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,15 @@ pub struct AgentContext {
     pub check_interval: Duration,
 }
 
+/// Where a log is, and with whose rights it is opened.
+#[derive(Clone)]
+pub struct LogLocation {
+    pub path: PathBuf,
+    pub rights: Rights,
+    /// The log is in the agent's folder.
+    pub is_agents: bool,
+}
+
 /// Usage of the host's resources by all instances.
 #[derive(Default)]
 pub struct ResourceTables {
@@ -74,6 +84,18 @@ impl AgentContext {
         Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_open_policy)))
     }
 
+    /// The log of a process: the file of its spec, or one of the agent.
+    pub fn log_of(&self, key: &InstanceKey, spec: &Spec) -> Result<Option<LogLocation>, AccountError> {
+        if let Some(path) = &spec.identity.log_path {
+            let (path, rights) = (PathBuf::from(path), self.rights_of(spec)?);
+            return Ok(Some(LogLocation { path, rights, is_agents: false }));
+        }
+        let Some(path) = self.logs.files().log(key, spec) else { return Ok(None) };
+        // A spec without a user has the rights of the agent.
+        let rights = self.rights_of(&Spec::default())?;
+        Ok(Some(LogLocation { path, rights, is_agents: true }))
+    }
+
     /// Runs [`HostPolicy::check`], on a worker thread if the policy resolves paths: a path lookup can block.
     pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), AgentError> {
         if !self.policy.resolves_paths() {
@@ -83,5 +105,28 @@ impl AgentContext {
         let (policy, key, spec) = (self.policy.clone(), key.clone(), Arc::clone(spec));
         let check = move |_: &Rights| Ok(policy.check(&key, &spec)?);
         rights.run(FileWork::Paths, "check the paths of the spec", check).await
+    }
+}
+
+#[cfg(test)]
+impl AgentContext {
+    /// The context of an agent in a folder, and its messages to the gateway.
+    pub fn for_test(folder: &std::path::Path) -> (Arc<AgentContext>, mpsc::UnboundedReceiver<AgentMessage>) {
+        let (up, sent) = mpsc::unbounded_channel();
+        let shared = AgentContext {
+            store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
+            up,
+            exits: ExitRecords::in_folder(folder).expect("a folder"),
+            user_permits: Arc::default(),
+            root_open_policy: Arc::new(|_| false),
+            commands: Permits::new(1),
+            check_permits: Permits::new(1),
+            groups: Cgroups::under_own_cgroup(folder),
+            resources: ResourceTables::default(),
+            logs: LogSources::default(),
+            policy: HostPolicy::default(),
+            check_interval: Duration::from_secs(10),
+        };
+        (Arc::new(shared), sent)
     }
 }

@@ -58,7 +58,7 @@ pub(super) async fn credential(
     match exchange(config, plain, &token).await {
         Ok(()) => certified(config),
         Err(error @ SessionError::Refused { .. }) if enrolled.is_some() => {
-            warn!(why = %chain(&error), "cannot use the join token: the certificate of an earlier one stays active");
+            warn!(why = %chain(&error), "cannot use the join token: the agent keeps its certificate");
             certified(config)
         }
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Variables that programs give: `env: {NAME: {exec: [PROGRAM, ARGUMENT…]}}`, run at each start.
+//! Variables that programs print: `env: {NAME: {exec: [PROGRAM, ARGUMENT…]}}`, run at each start.
 //!
 //! The program runs as the user of the process, in its folder and sandbox. Its standard error is discarded. Its output
 //! goes to memory of a fixed size, so that no program can fill the memory of the agent, and is shown in no message.
@@ -30,18 +30,18 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why an output is not a value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum OutputProblem {
-    #[error("gave an output that cannot be read")]
+enum InvalidOutput {
+    #[error("printed output that cannot be read")]
     Unreadable,
-    #[error("gave more than 64 KiB")]
+    #[error("printed more than 64 KiB")]
     TooLong,
-    #[error("gave an output that is not UTF-8")]
+    #[error("printed output that is not UTF-8")]
     NotUtf8,
-    #[error("gave an output with a NUL byte")]
+    #[error("printed output with a NUL byte")]
     Nul,
 }
 
-/// The values of a spec's variables that programs give.
+/// The values of a spec's variables that programs print.
 pub async fn values(
     shared: &AgentContext,
     spec: &Spec,
@@ -80,7 +80,7 @@ pub async fn values(
         match ended? {
             Some(Some(0)) => {}
             // Its last write failed.
-            Some(_) if value == Err(OutputProblem::TooLong) => {}
+            Some(_) if value == Err(InvalidOutput::TooLong) => {}
             Some(Some(code)) => return Err(failed(format!("ended with {code}"))),
             Some(None) => return Err(failed("was killed".to_owned())),
             None => return Err(failed(format!("timed out after {} s", TIMEOUT.as_secs()))),
@@ -113,17 +113,17 @@ fn bounded_memory() -> std::io::Result<File> {
 }
 
 /// The text before the unwritten end, without its final line break.
-fn read(output: &File) -> Result<String, OutputProblem> {
+fn read(output: &File) -> Result<String, InvalidOutput> {
     let mut bytes = vec![0; MEMORY as usize];
-    output.read_exact_at(&mut bytes, 0).map_err(|_| OutputProblem::Unreadable)?;
+    output.read_exact_at(&mut bytes, 0).map_err(|_| InvalidOutput::Unreadable)?;
     let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     if length as u64 > MAX_BYTES {
-        return Err(OutputProblem::TooLong);
+        return Err(InvalidOutput::TooLong);
     }
     bytes.truncate(length);
-    let text = String::from_utf8(bytes).map_err(|_| OutputProblem::NotUtf8)?;
+    let text = String::from_utf8(bytes).map_err(|_| InvalidOutput::NotUtf8)?;
     match text.contains('\0') {
-        true => Err(OutputProblem::Nul),
+        true => Err(InvalidOutput::Nul),
         false => Ok(text
             .strip_suffix('\n')
             .map(|line| line.strip_suffix('\r').unwrap_or(line))

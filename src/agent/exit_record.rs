@@ -154,6 +154,11 @@ pub fn hook_id(launch_id: &str) -> String {
     format!("hook-{}", boot_scoped_id(launch_id))
 }
 
+/// The record id of the `after_start` of a relaunch.
+pub fn after_start_id(launch_id: &str) -> String {
+    hook_id(&format!("{launch_id} after_start"))
+}
+
 /// The launch id of the check commands of a process. They have no record.
 pub fn probe_id(main: &ProcessIdentity) -> String {
     format!("probe-{}", boot_scoped_id(&format!("{} {}", main.pid, main.started)))

@@ -1,12 +1,13 @@
 //! Agent: starts, stops and supervises the processes of one or more hosts.
 //!
 //! # Theory of operation
-//! An agent connects out to a gateway ([`channel`]), with a static token or a certificate ([`enrollment`]), and performs the operations that the gateway sends. Each instance has a
-//! task that owns it ([`instance`]): operations on one instance run one after the other, operations on different instances
-//! run concurrently. The task holds its process by a pidfd ([`process`]): the kernel notifies it when the process ends, and
-//! no signal can reach another process that reuses the pid. A pure function ([`restart_policy`]) decides whether and when a
-//! process that ended is relaunched. The state of each instance is in the agent's own store ([`state`]): the intent before
-//! a launch, the process after it.
+//! An agent connects out to a gateway ([`channel`]), with a static token or a certificate ([`enrollment`]), and performs the
+//! operations that the gateway sends. Each instance has a task that owns it ([`instance`]): operations on one instance run
+//! one after the other, operations on different instances run concurrently. The task of an instance that is gone ends
+//! ([`instance_tasks`]). The task holds its process by a pidfd ([`process`]): the kernel notifies it when the process ends,
+//! and no signal can reach another process that reuses the pid. A pure function ([`restart_policy`]) decides whether and
+//! when a process that ended is relaunched. The state of each instance is in the agent's own store ([`state`]): the intent
+//! before a launch, the process after it.
 //!
 //! Processes outlive the agent. The next agent finds them in its store, proves their identity by boot, pid and start time,
 //! and takes them over; a process that ended in between is handled as if it ended now. A pending operation is in the store
@@ -54,6 +55,7 @@ mod figures;
 mod file_limit;
 mod health;
 mod instance;
+mod instance_tasks;
 mod launch_mark;
 mod log_writer;
 mod logs;
@@ -72,6 +74,7 @@ mod precheck;
 mod probe_targets;
 mod proc_scan;
 mod process;
+mod process_files;
 mod process_table;
 mod reaper;
 mod recovery;
@@ -110,11 +113,13 @@ pub use precheck::{RefusedInstance, left_running, refused_instances};
 use self::cgroup::Cgroups;
 use self::context::{AgentContext, ResourceTables};
 use self::exit_record::ExitRecords;
-use self::instance::{CommandSender, InstanceCommand, InstanceTask, command_queue};
+use self::instance::InstanceCommand;
+use self::instance_tasks::InstanceTasks;
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
 use self::process::{LaunchedProcess, ProcessHandle};
+use self::process_files::ProcessFiles;
 use self::process_table::ProcessTable;
 use self::recovery::{RecoveredState, Resumption};
 use self::run_output::RunOutputs;
@@ -135,7 +140,7 @@ const MAX_CHECKS_PER_USER: usize = 32;
 
 /// The instance tasks of an agent, and the operations that it has received.
 pub struct Supervisor {
-    instances: HashMap<InstanceKey, CommandSender>,
+    instances: InstanceTasks,
     /// Operations that are in flight or ran. The gateway may send them again.
     oplog: OpLog,
     /// Newest lease generation per owner.
@@ -184,6 +189,7 @@ impl Supervisor {
         let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let groups = Cgroups::under_own_cgroup(folder);
         let outputs = RunOutputs::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
+        let files = ProcessFiles::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let shared = Arc::new(AgentContext {
             store,
             up,
@@ -197,12 +203,12 @@ impl Supervisor {
             check_permits: Permits::new(MAX_CHECKS_PER_USER),
             groups,
             resources: ResourceTables::default(),
-            logs: LogSources::new(outputs),
+            logs: LogSources::new(outputs, files),
             policy,
             check_interval: intervals.check,
         });
         reaper::start();
-        tokio::spawn(figures::run(Arc::downgrade(&shared.resources.figures), intervals.sample));
+        shared.resources.figures.keep_in(folder);
         let fences = load_fences(&shared.store).await?;
         let RecoveredState { states, pending } = recovery::recover(&shared).await?;
         // The gateway may send operations of an earlier agent again. One that ran is reported and not repeated; one that
@@ -210,7 +216,7 @@ impl Supervisor {
         let mut oplog = OpLog::open(&shared.store).await?;
         pending.values().for_each(|resumption| oplog.begin(&resumption.pending.request));
         let mut supervisor = Supervisor {
-            instances: HashMap::new(),
+            instances: InstanceTasks::new(Arc::clone(&shared)),
             oplog,
             fences,
             unclaimed: None,
@@ -232,6 +238,9 @@ impl Supervisor {
             supervisor.unclaimed = Some(Arc::new(found));
         }
         supervisor.take_over(states, pending);
+        // The first pass reads the samples of the instances back, so they exist by now.
+        let figures = Arc::downgrade(&supervisor.shared.resources.figures);
+        tokio::spawn(figures::run(figures, intervals.sample));
         info!(instances = count, "instances recovered");
         Ok(supervisor)
     }
@@ -256,47 +265,16 @@ impl Supervisor {
                 (state.hosted, state.next) = (false, None);
             }
             let resumption = pending.remove(&instance);
-            self.spawn_instance(instance, state, handle, resumption);
+            self.instances.spawn(instance, state, handle, resumption);
         }
         for (instance, resumption) in pending {
-            self.spawn_instance(instance, InstanceState::default(), None, Some(resumption));
+            self.instances.spawn(instance, InstanceState::default(), None, Some(resumption));
         }
-    }
-
-    fn spawn_instance(
-        &mut self,
-        instance: InstanceKey,
-        state: InstanceState,
-        handle: Option<ProcessHandle>,
-        resumption: Option<Resumption>,
-    ) -> &CommandSender {
-        let (send, commands) = command_queue();
-        let mut task = InstanceTask::new(instance.clone(), state, handle, Arc::clone(&self.shared));
-        task.progress.resumption = resumption.map(Box::new);
-        tokio::spawn(Box::new(task).run(commands));
-        self.instances.entry(instance).insert_entry(send).into_mut()
-    }
-
-    fn send_command(&mut self, instance: &InstanceKey, command: InstanceCommand) {
-        let sender = match self.instances.get(instance) {
-            Some(sender) => sender,
-            None => self.spawn_instance(instance.clone(), InstanceState::default(), None, None),
-        };
-        sender.send(command);
     }
 
     /// Reports all instances: the gateway may have missed reports while the agent was disconnected.
     pub fn report_all(&self) {
-        for sender in self.instances.values() {
-            sender.send(InstanceCommand::Report);
-        }
-    }
-
-    /// Lets all instances recompute their timers.
-    fn wake_all(&self) {
-        for sender in self.instances.values() {
-            sender.send(InstanceCommand::Wake);
-        }
+        self.instances.send_all(|| InstanceCommand::Report);
     }
 
     /// Results that no gateway has acknowledged.
@@ -338,11 +316,11 @@ impl Supervisor {
                 if given.is_some() {
                     self.listed.insert(instance.clone());
                 }
-                self.send_command(&instance, InstanceCommand::SetSpec(Box::new((given, changed))));
+                self.instances.send(&instance, InstanceCommand::SetSpec(Box::new((given, changed))));
                 // The gateway may have a state of the instance that is older than this folder.
                 if let Some(unclaimed) = self.unclaimed.clone() {
-                    self.send_command(&instance, InstanceCommand::Reclaim { unclaimed, renamed: false });
-                    self.send_command(&instance, InstanceCommand::Report);
+                    self.instances.send(&instance, InstanceCommand::Reclaim { unclaimed, renamed: false });
+                    self.instances.send(&instance, InstanceCommand::Report);
                 }
             }
             // Each instance has claimed the processes that carry its name. The rest may have been renamed since the launch.
@@ -351,14 +329,16 @@ impl Supervisor {
                     self.forget_unlisted(&host, as_of);
                 }
                 let Some(unclaimed) = &self.unclaimed else { return };
-                for sender in self.instances.values() {
-                    sender.send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
-                }
+                self.instances.send_all(|| InstanceCommand::Reclaim {
+                    unclaimed: Arc::clone(unclaimed),
+                    renamed: true,
+                });
             }
             ToAgent::Groups { host, namespace, groups } => match namespace.parse() {
                 Ok(namespace) => {
                     self.shared.resources.pools.set(host, namespace, &groups);
-                    self.wake_all();
+                    // All instances recompute their timers.
+                    self.instances.send_all(|| InstanceCommand::Wake);
                 }
                 Err(_) => warn!(%namespace, "pool ignored: invalid namespace"),
             },
@@ -379,10 +359,8 @@ impl Supervisor {
 
     /// The gateway has named all registered instances of a host. Others were unregistered while no agent was connected.
     fn forget_unlisted(&mut self, host: &HostKey, as_of: u64) {
-        let of_host = self.instances.iter().filter(|(instance, _)| instance.host == *host);
-        for (_, sender) in of_host.filter(|(instance, _)| !self.listed.contains(*instance)) {
-            sender.send(InstanceCommand::Unlisted { as_of });
-        }
+        let is_unlisted = |instance: &InstanceKey| instance.host == *host && !self.listed.contains(instance);
+        self.instances.send_to(is_unlisted, || InstanceCommand::Unlisted { as_of });
         self.listed.retain(|instance| instance.host != *host);
     }
 
@@ -425,16 +403,16 @@ impl Supervisor {
             self.oplog.begin(&request);
         }
         let instance = request.instance.clone();
-        let AgentOp::Rename { from } = &request.op else {
-            return self.send_command(&instance, InstanceCommand::Op(Box::new(request)));
+        let AgentOp::Rename { from } = request.op.clone() else {
+            return self.instances.send(&instance, InstanceCommand::Op(Box::new(request)));
         };
-        match self.instances.remove(from) {
-            Some(sender) => {
-                sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
-                self.instances.insert(instance, sender);
+        match self.instances.contains(&from) {
+            true => {
+                self.instances.send(&from, InstanceCommand::Rename(Box::new((instance.clone(), request))));
+                self.instances.rename(&from, instance);
             }
             // Already renamed, or unknown to this agent: only the registered spec changes.
-            None => self.send_command(&instance, InstanceCommand::Op(Box::new(request))),
+            false => self.instances.send(&instance, InstanceCommand::Op(Box::new(request))),
         }
     }
 

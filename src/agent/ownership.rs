@@ -30,7 +30,7 @@ pub enum OwnershipError {
     /// The pid file is missing, or does not name a process.
     #[error("{0}")]
     NotNamed(String),
-    #[error("cannot tell whether the process runs: {0}")]
+    #[error("cannot determine whether the process runs: {0}")]
     Unknown(#[source] Box<OwnershipError>),
     #[error("process {pid} cannot be read: {source}")]
     Unreadable { pid: u32, source: UnreadableProcess },
@@ -76,6 +76,8 @@ pub enum OwnershipError {
     #[error("process {0} may have been started by another user than root")]
     ForeignEnvironment(u32),
 }
+
+const NO_PID_PATH: &str = "the spec has no pid_path";
 
 /// Maximum length of a chain of parents.
 const MAX_ANCESTORS: usize = 64;
@@ -151,6 +153,18 @@ impl PidFileProcess {
 
 /// The process that a spec's pid file names, if it runs the named executable.
 pub(super) async fn pid_file_process(spec: &Spec, rights: &Rights) -> PidFileProcess {
+    named_process(spec, rights, true).await
+}
+
+/// Like [`pid_file_process`], for a process with another proof. Only an executable that the manifest names is compared.
+async fn launched_process(spec: &Spec, rights: &Rights) -> PidFileProcess {
+    named_process(spec, rights, spec.identity.names_program()).await
+}
+
+async fn named_process(spec: &Spec, rights: &Rights, checks_program: bool) -> PidFileProcess {
+    if spec.identity.pid_path.is_empty() {
+        return PidFileProcess::Missing(OwnershipError::NotNamed(NO_PID_PATH.to_owned()));
+    }
     let pid = match rights.read_pid_file(&spec.identity.pid_path).await {
         Ok(PidEntry::Pid(pid)) => pid,
         Ok(PidEntry::None(why)) => return PidFileProcess::Missing(OwnershipError::NotNamed(why)),
@@ -159,6 +173,9 @@ pub(super) async fn pid_file_process(spec: &Spec, rights: &Rights) -> PidFilePro
     let Some(identity) = ProcessIdentity::of(pid).filter(ProcessIdentity::is_current) else {
         return PidFileProcess::Missing(OwnershipError::Gone(pid));
     };
+    if !checks_program {
+        return PidFileProcess::Found(identity);
+    }
     let program = spec.identity.proc_name.clone();
     match read_process(pid, move |pid| runs_program(pid, &program)).await {
         Ok(true) => PidFileProcess::Found(identity),
@@ -195,7 +212,7 @@ pub async fn claim_launched(
     rights: &Rights,
     evidence: &LaunchEvidence<'_>,
 ) -> Result<(ProcessHandle, OwnershipProof), OwnershipError> {
-    let identity = pid_file_process(spec, rights).await.required()?;
+    let identity = launched_process(spec, rights).await.required()?;
     if evidence.replaces.is_some_and(|run| run.identity == identity) {
         return Err(OwnershipError::BeforeRestart(identity.pid));
     }
@@ -220,7 +237,7 @@ pub async fn claim_member(
     rights: &Rights,
     members: &[ProcessIdentity],
 ) -> Result<ProcessHandle, OwnershipError> {
-    let identity = pid_file_process(spec, rights).await.required()?;
+    let identity = launched_process(spec, rights).await.required()?;
     if !members.contains(&identity) {
         return Err(OwnershipError::OtherTree(identity.pid));
     }
@@ -233,6 +250,9 @@ pub async fn claim_member(
 pub async fn may_still_start(spec: &Spec, rights: &Rights, evidence: &LaunchEvidence<'_>) -> bool {
     if evidence.has_new_process(rights).await {
         return true;
+    }
+    if spec.identity.pid_path.is_empty() {
+        return false;
     }
     match rights.read_pid_file(&spec.identity.pid_path).await {
         Ok(PidEntry::Pid(pid)) => is_before_exec(pid),
@@ -262,7 +282,7 @@ async fn refuse_foreign_claim(
         .await
         .map_err(|error| OwnershipError::NotRoot { pid, source: Box::new(error) })?;
     // Read again after the check of its permissions: another user may have written the file before.
-    match pid_file_process(spec, rights).await {
+    match launched_process(spec, rights).await {
         PidFileProcess::Found(again) if again == *identity => Ok(()),
         PidFileProcess::Found(_) | PidFileProcess::Missing(_) => Err(OwnershipError::PidFileChanged(pid)),
         PidFileProcess::Unknown(why) => Err(why),
@@ -359,6 +379,9 @@ pub async fn foreign_pid(spec: &Spec, rights: &Rights) -> Result<Option<u32>, Ow
 /// As [`foreign_pid`]. Blocks.
 pub fn foreign_pid_blocking(spec: &Spec, rights: &Rights) -> Result<Option<u32>, OwnershipError> {
     let unknown = |error| OwnershipError::Unknown(Box::new(error));
+    if spec.identity.pid_path.is_empty() {
+        return Ok(None);
+    }
     let pid = match rights.pid_in(Path::new(&spec.identity.pid_path)) {
         Ok(PidEntry::Pid(pid)) => pid,
         Ok(PidEntry::None(_)) => return Ok(None),
@@ -386,7 +409,7 @@ pub async fn find_orphan(
     spec: &Spec,
     rights: &Rights,
 ) -> Result<Option<(ProcessHandle, String)>, OwnershipError> {
-    let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
+    let Some(identity) = launched_process(spec, rights).await.if_running()? else { return Ok(None) };
     let unknown = |error| OwnershipError::Unknown(Box::new(error));
     let launched = read_process(identity.pid, LaunchedProcess::of).await.map_err(unknown)?;
     let launched = launched.filter(|launched| launched.instance == key.to_string());

@@ -132,7 +132,7 @@ impl HostPolicy {
             true => {
                 info!(file = DEFAULT_FILE, "no host policy: the file does not exist, nothing is restricted")
             }
-            false => info!(file = %self.file.display(), "host policy in force"),
+            false => info!(file = %self.file.display(), "host policy active"),
         }
     }
 

@@ -129,6 +129,7 @@ async fn refused_files(key: &InstanceKey, spec: &Spec, rights: &Rights) -> Vec<(
     }
     // A daemon writes its pid file itself; the launch reads it.
     match spec.control.start_mode.unwrap_or_default() {
+        StartMode::Foreground if identity.pid_path.is_empty() => {}
         StartMode::Foreground => note("pid_path", rights.check_pid_file(&identity.pid_path).await),
         StartMode::Daemon => note("pid_path", rights.read_pid_file(&identity.pid_path).await.map(drop)),
     }

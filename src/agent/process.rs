@@ -87,6 +87,8 @@ pub struct ProcessHandle {
     pub identity: ProcessIdentity,
     /// The session of the process when the handle was opened.
     pub session: u32,
+    /// This agent created the process in the control group of its launch.
+    pub is_grouped: bool,
     /// The exit code, once the process has ended.
     exit: OnceLock<Option<i32>>,
     /// The process was killed by a signal.
@@ -120,6 +122,7 @@ impl ProcessHandle {
             fd,
             identity: identity.clone(),
             session,
+            is_grouped: false,
             exit,
             is_signalled,
             reaped: OnceLock::new(),
@@ -129,7 +132,7 @@ impl ProcessHandle {
     /// Opens a handle on a claimed child of the agent that has not been reaped, so that its pid is not reused.
     /// On failure the child is killed: no instance could stop it later.
     pub fn from_child(child: SpawnedProcess) -> Option<ProcessHandle> {
-        let SpawnedProcess { pid, started, fd } = child;
+        let SpawnedProcess { pid, started, fd, is_grouped } = child;
         let Some(started) = started else {
             kill_unclaimed(pid, &fd);
             return None;
@@ -147,6 +150,7 @@ impl ProcessHandle {
             fd,
             identity,
             session: pid,
+            is_grouped,
             exit: OnceLock::new(),
             is_signalled: AtomicBool::new(false),
             reaped: OnceLock::new(),

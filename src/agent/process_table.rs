@@ -35,6 +35,13 @@ impl ScannedProcess {
         Some(ScannedProcess { stat, variables: LaunchVariables::of(pid), mark: LaunchMark::on(pid) })
     }
 
+    #[cfg(test)]
+    pub fn for_test(stat: ProcStat, launch_id: Option<&str>, mark: Option<LaunchMark>) -> ScannedProcess {
+        let mut variables = LaunchVariables::default();
+        variables.launch_id = launch_id.map(str::to_owned);
+        ScannedProcess { stat, variables: Ok(variables), mark }
+    }
+
     pub fn launch_id(&self) -> Option<&str> {
         self.variables.as_ref().ok()?.launch_id.as_deref()
     }
@@ -73,8 +80,10 @@ impl ProcessTable {
 
     fn read() -> ProcessTable {
         let process = |pid: u32| Some((pid, ScannedProcess::of(pid)?));
-        let processes: BTreeMap<u32, ScannedProcess> =
-            crate::proc::pids().into_iter().filter_map(process).collect();
+        ProcessTable::of(crate::proc::pids().into_iter().filter_map(process).collect())
+    }
+
+    pub fn of(processes: BTreeMap<u32, ScannedProcess>) -> ProcessTable {
         let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for (pid, process) in &processes {
             children.entry(process.stat.parent).or_default().push(*pid);

@@ -15,7 +15,7 @@ use tracing::warn;
 /// Processes that an instance or a command of one holds, by pid and start time.
 static CLAIMED: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
 /// Processes that are being created and are not claimed yet: 0 until the kernel writes the pid.
-static STARTING: Mutex<Vec<Arc<AtomicI32>>> = Mutex::new(Vec::new());
+static STARTING: Mutex<Vec<Arc<dyn StartingPid>>> = Mutex::new(Vec::new());
 /// Read-locked by each launch whose pid is unknown until the process is claimed; write-locked by the reaper.
 static SPAWN_LOCK: RwLock<()> = RwLock::new(());
 /// Number of launches so far, for a reaper that waits for the first child.
@@ -68,19 +68,33 @@ pub fn spawn_guard() -> RwLockReadGuard<'static, ()> {
     SPAWN_LOCK.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// The pid of a process that is being created: 0 until the kernel writes it.
+pub trait StartingPid: Send + Sync {
+    fn word(&self) -> &AtomicI32;
+}
+
+impl StartingPid for AtomicI32 {
+    fn word(&self) -> &AtomicI32 {
+        self
+    }
+}
+
 /// A process that is being created. The reaper skips it, and reaps others: a process can hang before `execve`.
-pub struct StartingProcess(Arc<AtomicI32>);
+pub struct StartingProcess(Arc<dyn StartingPid>);
 
 impl StartingProcess {
     pub fn begin() -> StartingProcess {
-        let pid = Arc::new(AtomicI32::new(0));
+        StartingProcess::of(Arc::new(AtomicI32::new(0)))
+    }
+
+    pub fn of(pid: Arc<dyn StartingPid>) -> StartingProcess {
         starting().push(Arc::clone(&pid));
         StartingProcess(pid)
     }
 
     /// Where the kernel writes the pid, before the process runs.
     pub fn pid_at(&self) -> *mut i32 {
-        self.0.as_ptr()
+        self.0.word().as_ptr()
     }
 }
 
@@ -90,15 +104,15 @@ impl Drop for StartingProcess {
     }
 }
 
-fn starting() -> MutexGuard<'static, Vec<Arc<AtomicI32>>> {
+fn starting() -> MutexGuard<'static, Vec<Arc<dyn StartingPid>>> {
     STARTING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Whether a process is claimed, or is being created.
+/// Whether a process is claimed, is being created, or is a command outside of the agent.
 fn is_held(pid: u32) -> bool {
-    let is_starting = starting().iter().any(|one| one.load(Ordering::Acquire).cast_unsigned() == pid);
+    let is_starting = starting().iter().any(|one| one.word().load(Ordering::Acquire).cast_unsigned() == pid);
     // In this order: a process is claimed before it is no longer starting.
-    is_starting || is_pid_claimed(pid)
+    is_starting || is_pid_claimed(pid) || crate::subprocess::is_command(pid)
 }
 
 /// Wait before the next pass while an ended process is left to its holder.
@@ -258,7 +272,7 @@ mod tests {
         let [mut first, mut second, mut third] = [child(), child(), child()];
         // The first one hangs before the kernel creates its process, the other one before `execve`.
         let (_creating, starting) = (StartingProcess::begin(), StartingProcess::begin());
-        starting.0.store(third.id().cast_signed(), Ordering::Release);
+        starting.0.word().store(third.id().cast_signed(), Ordering::Release);
         let identity = ProcessIdentity::of(first.id()).expect("it runs");
         assert!(claim(identity.pid, identity.started));
         let ended = |pid: u32| ProcessIdentity::of(pid).is_some_and(|one| !one.is_current());

@@ -12,8 +12,8 @@ use tracing::{info, warn};
 use super::cgroup::Cgroup;
 use super::checks;
 use super::context::AgentContext;
-use super::exit_record::{ExitRecord, hook_id, kill_group, probe_id, start_id};
-use super::instance::{OpReply, done, failed};
+use super::exit_record::{ExitRecord, after_start_id, hook_id, kill_group, probe_id, start_id};
+use super::instance::{OpReply, done, failed, runs_after_relaunch};
 use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
@@ -243,10 +243,10 @@ fn resolve_relaunch(
     }
     state.history.restarts += 1;
     let (group, traces) = (shared.groups.of(&incarnation).map(|group| group.path()), LaunchTraces::default());
-    let (by, output, log, adopted) = (None, None, None, None);
     let uid = shared.rights_of(&live.spec).ok().map(|rights| rights.account().uid());
-    state.run =
-        Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
+    let hook_due = runs_after_relaunch(&live.spec);
+    let run = ProcessRun::of_identity(identity, live);
+    state.run = Some(ProcessRun { incarnation, group, uid, traces, hook_due, ..run });
     (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     // A stop by a limit was for the ended process.
     state.ending.take_if(|ending| ending.starts_with(LIMIT_STOP));
@@ -281,9 +281,8 @@ async fn resolve_one(
         }
         let LaunchIntent { incarnation, op_id: by, held: live, group, uid, .. } = intent;
         let traces = LaunchTraces::default();
-        let (output, log, adopted) = (None, None, None);
-        state.run =
-            Some(ProcessRun { identity, live, by, incarnation, group, output, log, uid, traces, adopted });
+        let run = ProcessRun::of_identity(identity, live);
+        state.run = Some(ProcessRun { by, incarnation, group, uid, traces, ..run });
         return None;
     }
     if resident {
@@ -370,6 +369,9 @@ fn remove_stale_records(
     let mut in_use: Vec<String> = launches.map(|intent| start_id(&intent.incarnation)).collect();
     for state in states.values() {
         in_use.extend(state.run.as_ref().map(|run| run.incarnation.clone()));
+        in_use.extend(
+            state.run.as_ref().filter(|run| run.hook_due).map(|run| after_start_id(&run.incarnation)),
+        );
         in_use.extend(state.next.as_deref().map(start_id));
         in_use.extend(state.next.as_deref().map(hook_id));
     }

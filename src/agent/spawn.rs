@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::account::Account;
 use super::cgroup::Cgroup;
-use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, Streams, VforkGuard};
+use super::clone_exec::{self, ExecRequest, ExecStage, OwnPidFile, SpawnedProcess, Streams, VforkGuard};
 use super::environment::Environment;
 use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
@@ -99,11 +99,11 @@ impl Launch {
     fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<SpawnedProcess, LaunchError> {
         let opened = self.open()?;
         let explain = |(stage, error)| self.explain(stage, error);
-        if let Some(path) = self.pid_file.as_ref().filter(|_| self.writes_own_pid()) {
+        if let Some(file) = self.own_pid_file() {
             if given_up() {
                 return Err(LaunchError::GivenUp);
             }
-            match self.exec_or_shell(&opened, vfork, Some(path)) {
+            match self.exec_or_shell(&opened, vfork, Some(&file)) {
                 // The process ended before `execve`. Its error is found, or another way to write the file.
                 Err((ExecStage::PidFile, _)) => {}
                 spawned => return spawned.map_err(explain),
@@ -143,10 +143,20 @@ impl Launch {
         Ok(self.rights.prepare_pid_file(path, ExistingPidFile::Replace)?)
     }
 
-    /// Whether the process itself writes its pid file: with its user's rights, and not inside its sandbox.
-    fn writes_own_pid(&self) -> bool {
-        let is_sandboxed = self.sandbox.namespace().is_some() || self.sandbox.restrictions.affect_files();
-        !self.rights.account().is_own() && !is_sandboxed
+    /// The pid file, if the process itself can write it: with its user's rights, and not inside its sandbox.
+    fn own_pid_file(&self) -> Option<OwnPidFile> {
+        if self.sandbox.namespace().is_some() || self.sandbox.restrictions.affect_files() {
+            return None;
+        }
+        let existing = match self.foreign {
+            Some(_) => ExistingPidFile::Refuse,
+            None => ExistingPidFile::Replace,
+        };
+        let path = self.pid_file.as_ref()?;
+        match self.rights.account().is_own() {
+            true => OwnPidFile::without_links(path, existing),
+            false => OwnPidFile::new(path, existing),
+        }
     }
 
     fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), LaunchError> {
@@ -177,7 +187,7 @@ impl Launch {
         &self,
         opened: &LaunchFiles,
         vfork: &VforkGuard,
-        pid_file: Option<&PathBuf>,
+        pid_file: Option<&OwnPidFile>,
     ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
@@ -213,7 +223,7 @@ impl Launch {
         opened: &LaunchFiles,
         vfork: &VforkGuard,
         (programs, words): (Vec<CString>, &[String]),
-        pid_file: Option<&PathBuf>,
+        pid_file: Option<&OwnPidFile>,
     ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let texts = |texts: &[String]| {
             texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(not_a_program)
@@ -222,10 +232,6 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
-        let existing = match self.foreign {
-            Some(_) => ExistingPidFile::Refuse,
-            None => ExistingPidFile::Replace,
-        };
         let mark = LaunchMark::of_variables(&self.env);
         // The mark is for launches without a control group.
         let restrictions =
@@ -245,7 +251,7 @@ impl Launch {
             restrictions: restrictions(opened.group.is_some()),
             namespace: self.sandbox.namespace(),
             is_own: account.is_own(),
-            pid_file: pid_file.map(path).transpose()?.map(|path| (path, existing)),
+            pid_file: pid_file.cloned(),
         };
         match request.spawn(vfork) {
             // A control group that refuses the process does not prevent the launch.

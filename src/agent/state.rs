@@ -38,6 +38,9 @@ pub struct InstanceState {
     /// Milliseconds since 1970.
     pub since: i64,
     pub started: i64,
+    /// Time of the last scheduled run that was skipped; 0: none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub skipped: i64,
     pub message: String,
     /// The launch id of the next relaunch by supervision. It is written in advance: the relaunch need not wait for the disk,
     /// and the next agent finds the process if this one is killed in between.
@@ -152,14 +155,22 @@ pub struct ProcessRun {
     /// earlier version wrote the run, or the agent launched the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adopted: Option<bool>,
+    /// A relaunch whose `after_start` has not ended yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hook_due: bool,
 }
 
 impl ProcessRun {
     /// A run of a process that this agent did not spawn.
     pub fn of_handle(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
+        ProcessRun::of_identity(handle.identity.clone(), owned.clone())
+    }
+
+    /// The same, by the identity of the process.
+    pub fn of_identity(identity: ProcessIdentity, live: OwnedSpec) -> ProcessRun {
         ProcessRun {
-            identity: handle.identity.clone(),
-            live: owned.clone(),
+            identity,
+            live,
             by: None,
             incarnation: String::new(),
             group: None,
@@ -168,6 +179,7 @@ impl ProcessRun {
             uid: None,
             traces: LaunchTraces::default(),
             adopted: None,
+            hook_due: false,
         }
     }
 
@@ -198,10 +210,19 @@ pub struct LaunchIntent {
     pub uid: Option<u32>,
 }
 
+fn is_zero(time: &i64) -> bool {
+    *time == 0
+}
+
 impl InstanceState {
     /// Whether the gateway shows the instance: it is registered, supervised or running, or its first start failed.
     pub fn is_shown(&self) -> bool {
         self.given.is_some() || self.hosted || self.run.is_some() || self.history.failed_start.is_some()
+    }
+
+    /// Whether the store keeps nothing of the instance.
+    pub fn is_empty(&self) -> bool {
+        !self.is_shown() && self.ran.is_none() && self.unknown_run.is_none() && self.unended.is_none()
     }
 }
 
@@ -223,14 +244,7 @@ pub fn result_key(op_id: &str) -> String {
 
 /// Writes the state of an instance, or deletes an empty one.
 pub fn state_txn(instance: &InstanceKey, state: &InstanceState) -> Txn {
-    let is_empty = state.given.is_none()
-        && !state.hosted
-        && state.run.is_none()
-        && state.ran.is_none()
-        && state.unknown_run.is_none()
-        && state.unended.is_none()
-        && state.history.failed_start.is_none();
-    match is_empty {
+    match state.is_empty() {
         true => Txn::delete(state_key(instance)),
         false => Txn::put(state_key(instance), serde_json::to_vec(state).unwrap_or_default()),
     }

@@ -8,13 +8,14 @@ use crate::model::{ObservedInstance, RunningProcess, Time};
 
 /// The facts in the content of a result row. `asked` and `replied`: this host's clock before and after the call.
 pub fn live(content: &Value, asked: Time, replied: Time) -> ObservedInstance {
-    let Some(look) = LiveStatus::read(content) else {
+    let Some(status) = LiveStatus::read(content) else {
         return ObservedInstance { unknown: true, ..ObservedInstance::default() };
     };
     // An empty list: neither running nor supervised.
-    let first = look.process.iter().flat_map(|process| &process.instance).next().cloned().unwrap_or_default();
+    let first =
+        status.process.iter().flat_map(|process| &process.instance).next().cloned().unwrap_or_default();
     let pid = u32::try_from(first.pid).ok().filter(|pid| *pid > 0);
-    let age = pid.and_then(|_| age_ms(&look.utctime, &first));
+    let age = pid.and_then(|_| age_ms(&status.utctime, &first));
     let started = age.map(|age| Time(replied.0.saturating_sub(age)));
     let process = RunningProcess { pid, started, not_owned: first.not_owned };
     ObservedInstance { process, ..facts(pid, first.is_auto, asked) }

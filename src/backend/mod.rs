@@ -139,6 +139,10 @@ pub struct ChangeOrigin {
     pub plan: Option<String>,
     pub revision: Option<String>,
     pub commit: Option<String>,
+    /// The reason of a person for operations outside of a maintenance window.
+    pub break_glass: Option<String>,
+    /// Instances whose operations repair drift: their declaration has not changed since they were in sync.
+    pub repairs: BTreeSet<InstanceKey>,
 }
 
 /// What is known of an instance before an operation.
@@ -178,6 +182,11 @@ pub fn name_of_move(call: &str, nth: usize) -> String {
 }
 
 impl Operation {
+    /// Whether the operation repairs drift.
+    pub fn repairs_drift(&self) -> bool {
+        self.origin.as_ref().is_some_and(|origin| origin.repairs.contains(&self.instance))
+    }
+
     /// Whether the operation renames the instance.
     pub fn moves(&self) -> bool {
         self.from.is_some() && self.op == Op::Register

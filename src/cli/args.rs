@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
 use crate::gse::{Dialect, JobApi};
 use crate::manifest::Limits;
-use crate::model::seconds;
+use crate::model::{Name, seconds};
 
 /// Declarative reconciler for operating-system processes on a fleet.
 #[derive(Debug, Parser)]
@@ -105,6 +105,7 @@ pub enum Verb {
     Logs(super::commands::logs::LogsArgs),
     Status(super::commands::status::StatusArgs),
     Describe(super::commands::describe::DescribeArgs),
+    Why(super::commands::why::WhyArgs),
     History(super::commands::history::HistoryArgs),
     Rollback(Box<super::commands::rollback::RollbackArgs>),
     Export(super::commands::export::ExportArgs),
@@ -138,6 +139,7 @@ pub enum Verb {
     Audit(Box<super::commands::audit::AuditArgs>),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
+    Notify(super::commands::notify::NotifyVerbArgs),
     Convert(ConvertArgs),
     Explain(ExplainArgs),
     Serve(Box<super::commands::serve::ServeArgs>),
@@ -155,6 +157,12 @@ pub enum Verb {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide init -- python3 -m http.server 8000 > web.yaml")]
 pub struct InitArgs {
+    /// Name of the process [default: derived from the program]
+    #[arg(long, value_name = "NAME", env = "ABIDE_NAME")]
+    pub name: Option<Name>,
+    /// Namespace of the process [default: default]
+    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE")]
+    pub namespace: Option<Name>,
     /// Command of the process
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
@@ -275,6 +283,12 @@ pub struct ConvertArgs {
     /// With --to: exit with 65 if the dialect cannot express every field
     #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
+    /// Write the long form of each process, with every value that the short form leaves out
+    #[arg(long, env = "ABIDE_FULL", conflicts_with_all = ["to", "short"], value_parser = parse_switch)]
+    pub full: bool,
+    /// Write the short form of each process
+    #[arg(long, env = "ABIDE_SHORT", conflicts_with = "to", value_parser = parse_switch)]
+    pub short: bool,
     /// JOB call of bodies whose shape does not show it; with --to job: the call to write
     #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]
     pub job_api: Option<JobApi>,
@@ -301,10 +315,11 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
 /// column that set it: in the process or in an inherited Defaults document.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402"
+    after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402\n  abide explain HostUnknown"
 )]
 pub struct ExplainArgs {
-    /// Field path from the document's root (`spec.` is optional), a kind, a problem code, or `problems` for all codes
+    /// Field path from the document's root (`spec.` is optional), a kind, a problem code (`problems`: all codes), a held
+    /// reason, a state (`words`: all of them), a result code or an exit code
     #[arg(value_name = "FIELD")]
     pub field: Option<String>,
     /// Manifests to print the field's values from

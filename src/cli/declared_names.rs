@@ -52,6 +52,15 @@ impl DeclaredNames {
         let declared = self.of(key);
         args.matches(key, declared) && selection.means(key, declared, labels)
     }
+
+    /// The message for arguments that name none of these instances; `None`: each of them names one.
+    pub fn unknown_message(&self, args: &InstanceArgs, keys: &[&InstanceKey]) -> Option<String> {
+        let is_known = |one: &InstanceSelector| keys.iter().any(|key| one.matches(key, self.of(key)));
+        let unknown = args.processes.iter().filter(|one| !is_known(one));
+        let unknown: Vec<String> = unknown.map(ToString::to_string).collect();
+        let target = &args.target.target;
+        (!unknown.is_empty()).then(|| format!("target {target} has no process {}", unknown.join(", ")))
+    }
 }
 
 impl KnownNames<'_> {

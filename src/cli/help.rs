@@ -11,7 +11,7 @@ use super::args::Args;
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Write manifests", &["init", "validate", "explain", "schema"]),
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback", "rollout"]),
-    ("Inspect", &["status", "get", "describe", "logs", "history"]),
+    ("Inspect", &["status", "get", "describe", "why", "logs", "history"]),
     (
         "Operate",
         &[
@@ -30,7 +30,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ),
     ("Run", &["up", "down", "serve", "agent", "token", "host"]),
     ("Convert", &["import", "export", "convert"]),
-    (TOOLS, &["doctor", "config", "access", "audit", "completions", "man", "version"]),
+    (TOOLS, &["doctor", "config", "notify", "access", "audit", "completions", "man", "version"]),
 ];
 
 /// The group of verbs that have no other.

@@ -7,10 +7,13 @@ mod commands;
 mod declared_names;
 mod fleet_ca;
 mod help;
+mod instance_details;
 mod key_file;
 mod local;
 mod output;
 mod people;
+mod process_table;
+mod reason_words;
 mod status_server;
 mod sync_status;
 mod systemd;
@@ -26,8 +29,8 @@ use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
     access, agent, apply, audit, completions, config, convert, describe, diff, doctor, down, explain, export,
-    get, history, host, import, init, lease, logs, man, plan, rollback, rollout, schema, serve, status,
-    token, up, validate, version, watch,
+    get, history, host, import, init, lease, logs, man, notify, plan, rollback, rollout, schema, serve,
+    status, token, up, validate, version, watch, why,
 };
 use self::commands::{own, unprotect};
 use self::output::print::Printer;
@@ -61,6 +64,46 @@ pub enum Exit {
     /// SIGINT: stopped at a safe point.
     Interrupted = 130,
     Terminated = 143,
+}
+
+impl Exit {
+    pub const ALL: [Exit; 14] = [
+        Exit::Done,
+        Exit::Failed,
+        Exit::Changes,
+        Exit::Incomplete,
+        Exit::Refused,
+        Exit::TimedOut,
+        Exit::Locked,
+        Exit::RolledBack,
+        Exit::Usage,
+        Exit::InvalidManifest,
+        Exit::Unreachable,
+        Exit::Forbidden,
+        Exit::Interrupted,
+        Exit::Terminated,
+    ];
+
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Exit::Done => "Done, nothing to do, or converged.",
+            Exit::Failed => "Any other error; `diff`: there are differences.",
+            Exit::Changes => "`plan --detailed-exitcode`: there are changes, held ones included.",
+            Exit::Incomplete => "Not converged: an instance failed, is held, unknown or unhealthy.",
+            Exit::Refused => "Refused by a safety check; `exit.reason` of -o json names it.",
+            Exit::TimedOut => {
+                "The time limit passed while operations were in flight, or a rollout waits for a promotion."
+            }
+            Exit::Locked => "Another process holds the lease of the owner.",
+            Exit::RolledBack => "A rollout failed and was rolled back.",
+            Exit::Usage => "Wrong usage, or an unknown name.",
+            Exit::InvalidManifest => "Invalid manifest or request body.",
+            Exit::Unreachable => "The target is unreachable.",
+            Exit::Forbidden => "The credential lacks a grant.",
+            Exit::Interrupted => "Interrupted by SIGINT at a safe point.",
+            Exit::Terminated => "Interrupted by SIGTERM at a safe point.",
+        }
+    }
 }
 
 /// A verb's failure: exit code, message, and a hint that is printed on its own line.
@@ -148,6 +191,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Logs(args) => logs::run(&args, printer),
         Verb::Status(args) => status::run(&args, printer),
         Verb::Describe(args) => describe::run(&args, printer),
+        Verb::Why(args) => why::run(&args, printer),
         Verb::History(args) => history::run(&args, printer),
         Verb::Rollback(args) => rollback::run(*args, printer),
         Verb::Export(args) => export::run(&args, printer),
@@ -170,6 +214,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Audit(args) => audit::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
+        Verb::Notify(args) => notify::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),
         Verb::Schema => schema::run(printer),

@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,10 +21,12 @@ use super::output::print::Printer;
 use super::people::PeopleArgs;
 use super::systemd::Systemd;
 use super::{Exit, Failure};
+use crate::alerts;
+use crate::alerts::{AlertFeed, AlertRoute, DeliveryBoard, MessageTemplate, RunningAlerts, TemplateError};
 use crate::backend::Abide;
-use crate::control::PassResult;
 use crate::control::status::{ControllerInfo, StatusBoard};
-use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier, TemplateError};
+use crate::control::{ControllerEvent, PassResult};
+use crate::dashboard::notify::{DEFAULT_TEMPLATE, Notifier, PLACEHOLDERS};
 use crate::dashboard::{
     AccessControl, Dashboard, DetailCache, DetailSource, ExtraMetrics, PeopleAccess, Webhook,
 };
@@ -33,6 +36,7 @@ use crate::http::{
     watch_file,
 };
 use crate::permissions::PermissionError;
+use crate::store::Store;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Status server")]
@@ -195,13 +199,60 @@ pub struct Notifiers {
     pub systemd: Arc<Systemd>,
     /// The gateway whose rows have the details of processes; `None`: the target has no such rows.
     pub gateway: Reloadable<Option<ApiClient>>,
+    pub alerts: AlertOutputs,
     webhook: Option<Webhook>,
     messages: Option<JoinHandle<()>>,
     watchdog: JoinHandle<()>,
 }
 
+/// Alerts by the routes of the config file.
+pub struct AlertOutputs {
+    /// The routes of the next run. A reload of the config file replaces them.
+    routes: Mutex<Vec<AlertRoute>>,
+    pub feed: Arc<AlertFeed>,
+    pub deliveries: Arc<DeliveryBoard>,
+    /// Whether there are routes: without them nothing is recorded.
+    pub is_active: AtomicBool,
+}
+
+impl AlertOutputs {
+    fn new(routes: Vec<AlertRoute>) -> AlertOutputs {
+        let outputs = AlertOutputs {
+            routes: Mutex::default(),
+            feed: Arc::default(),
+            deliveries: Arc::default(),
+            is_active: AtomicBool::new(false),
+        };
+        outputs.set_routes(routes);
+        outputs
+    }
+
+    /// The routes of the next run.
+    pub fn set_routes(&self, routes: Vec<AlertRoute>) {
+        self.is_active.store(!routes.is_empty(), Ordering::Relaxed);
+        *self.routes.lock().unwrap_or_else(PoisonError::into_inner) = routes;
+    }
+
+    /// Records an event of the control loop.
+    pub fn record(&self, event: &ControllerEvent<'_>) {
+        if self.is_active.load(Ordering::Relaxed) {
+            self.feed.record(event);
+        }
+    }
+
+    /// Starts the alerts of one run of the controller.
+    pub fn start<S: Store + Clone>(&self, state: S, board: &Arc<StatusBoard>) -> RunningAlerts {
+        let routes = std::mem::take(&mut *self.routes.lock().unwrap_or_else(PoisonError::into_inner));
+        alerts::start(routes, state, board, &self.feed, &self.deliveries)
+    }
+}
+
 impl Notifiers {
-    pub fn start(args: &NotifyArgs, subject: ControllerInfo) -> Result<Notifiers, Failure> {
+    pub fn start(
+        args: &NotifyArgs,
+        routes: Vec<AlertRoute>,
+        subject: ControllerInfo,
+    ) -> Result<Notifiers, Failure> {
         let webhook = match &args.webhook_secret_file {
             Some(file) => Some(Webhook::new(secret_file("--webhook-secret-file", file)?)),
             None => None,
@@ -218,7 +269,8 @@ impl Notifiers {
         let messages = messages.map(|messages| tokio::spawn(messages.run(Arc::clone(&board))));
         let watchdog = tokio::spawn(Arc::clone(&systemd).run_watchdog(Arc::clone(&board)));
         let (trigger, gateway) = (Arc::new(Notify::new()), Reloadable::fixed(None));
-        Ok(Notifiers { board, trigger, systemd, gateway, webhook, messages, watchdog })
+        let alerts = AlertOutputs::new(routes);
+        Ok(Notifiers { board, trigger, systemd, gateway, alerts, webhook, messages, watchdog })
     }
 
     pub fn dashboard<S>(
@@ -248,6 +300,7 @@ impl Notifiers {
             webhook: self.webhook.clone(),
             extra_metrics: more_metrics,
             details: DetailCache::new(detail_source(self.gateway.clone())),
+            deliveries: Arc::clone(&self.alerts.deliveries),
         }
     }
 
@@ -280,14 +333,16 @@ fn notifier(url: &str, insecure: bool, template: Option<&Path>) -> Result<Notifi
         WebhookClient::new(url, insecure).map_err(|error| usage(format!("--notify: {}", chain(&error))))?;
     let invalid = |error: &(dyn Error + 'static)| usage(format!("--notify-template: {}", chain(error)));
     let template = match template {
-        None => Reloadable::fixed(MessageTemplate::parse(DEFAULT_TEMPLATE).map_err(|error| invalid(&error))?),
+        None => Reloadable::fixed(
+            MessageTemplate::parse(DEFAULT_TEMPLATE, PLACEHOLDERS).map_err(|error| invalid(&error))?,
+        ),
         Some(file) => {
             let path = file.to_owned();
             watch_file(vec![file.to_owned()], move || {
                 let file = || path.clone();
                 let text = std::fs::read_to_string(&path)
                     .map_err(|source| TemplateFileError::Read { file: file(), source })?;
-                MessageTemplate::parse(&text)
+                MessageTemplate::parse(&text, PLACEHOLDERS)
                     .map_err(|source| TemplateFileError::Template { file: file(), source })
             })
             .map_err(|error| invalid(&error))?
@@ -310,8 +365,13 @@ impl StatusServer {
     pub fn start(socket: TcpListener, address: SocketAddr, tls: Option<Tls>, router: Router) -> StatusServer {
         let (stop, stopped) = watch::channel(false);
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let listener =
-            Listener { socket, tls, connections: CONNECTIONS, header_time: Duration::from_secs(10) };
+        let listener = Listener {
+            socket,
+            tls,
+            connections: CONNECTIONS,
+            header_time: Duration::from_secs(10),
+            overload_body: crate::dashboard::overload_body(),
+        };
         let serving = tokio::spawn(serve(listener, router, stopped));
         StatusServer { url: format!("{scheme}://{address}"), stop, serving }
     }

@@ -10,7 +10,7 @@ use crate::contract::NextAction;
 use crate::control::{pin, stored_revisions, suspended};
 use crate::engine::rollouts;
 use crate::manifest::{self, Limits};
-use crate::model::{Desired, HostKey, InstanceKey, Observed};
+use crate::model::{Desired, HostKey, InstanceKey, Observed, ProcessKey};
 use crate::observe::Target;
 use crate::reconcile::{HoldRules, Rules, SyncStatus, reconcile, sync_statuses};
 use crate::source::set_default_user;
@@ -22,6 +22,19 @@ pub struct ProcessStatus {
     pub next: Vec<NextAction>,
     /// Where the revision declares it: `file:line:column`.
     pub declared: Option<String>,
+    /// The name that declares it: of several instances, if the process has `instances`.
+    pub declared_name: Option<ProcessKey>,
+}
+
+impl ProcessStatus {
+    /// The held reason and its sentence, if the plan holds the instance.
+    pub fn held(&self) -> Option<String> {
+        self.next.iter().find_map(|action| match action {
+            NextAction::Held { held, detail } if detail.is_empty() => Some(held.word().to_owned()),
+            NextAction::Held { held, detail } => Some(format!("{}: {detail}", held.word())),
+            NextAction::Step { .. } => None,
+        })
+    }
 }
 
 /// The status of every instance whose owner has an active revision.
@@ -114,8 +127,10 @@ fn statuses_of_owner(
     }
     let status = |(key, sync): (&InstanceKey, SyncStatus)| {
         let next = next.get(key).cloned().unwrap_or_default();
-        let declared = desired.instances.get(key).map(|want| want.origin.place.to_string());
-        (key.clone(), ProcessStatus { sync, next, declared })
+        let origin = desired.instances.get(key).map(|want| &want.origin);
+        let declared = origin.map(|origin| origin.place.to_string());
+        let declared_name = origin.map(|origin| origin.declared.clone());
+        (key.clone(), ProcessStatus { sync, next, declared, declared_name })
     };
     // Instances of other owners are compared with their owners' revisions.
     let ours = |(key, _): &(&InstanceKey, SyncStatus)| {

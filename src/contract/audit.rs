@@ -106,6 +106,9 @@ pub struct AuditPurpose {
     /// Commit of the manifests.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub commit: String,
+    /// Reason of a change outside of a maintenance window.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub break_glass: String,
 }
 
 impl AuditPurpose {

@@ -31,6 +31,9 @@ pub struct PublishedStatus {
     pub rollouts: Vec<String>,
     /// The current failure of the controller.
     pub failure: Option<String>,
+    /// Routes of `notify` whose last delivery failed, with the error.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notify_failures: Vec<String>,
     /// Time of the last change.
     pub at: String,
     /// Whether the controller leads now. Not stored: the reader sets it from the lease.

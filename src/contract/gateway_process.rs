@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::figures::FigureDetails;
-use super::instance_history::{ExitDetails, RunDetails};
+use super::instance_history::{ExitDetails, ProbeDetails, RunDetails};
 use super::present;
 use super::process_row::{Hosting, ListedProcess, ProcessRow};
 use crate::model::{Health, HostKey, InstanceKey, Name, SpecRevision, SyncStatus};
@@ -39,6 +39,9 @@ pub struct GatewayProcess<S = Value> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    /// Id of the key of every digest and revision in this row. Absent: the process has no secrets, or they have no key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_key: Option<String>,
     /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
     /// and not known to be in effect.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -87,6 +90,9 @@ pub struct GatewayProcess<S = Value> {
     pub restarts: u64,
     #[serde(default)]
     pub last_exit: Option<ExitDetails>,
+    /// The last health probe of the running process; absent in a brief list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeDetails>,
     /// The last exits, newest first; absent in a brief list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exits: Option<Vec<ExitDetails>>,
@@ -96,6 +102,9 @@ pub struct GatewayProcess<S = Value> {
     /// The next three runs; only of a scheduled process, absent in a brief list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_runs: Option<Vec<String>>,
+    /// Pid file and log in the agent's folder, of a process that names none; absent in a brief list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_files: Option<AgentFilePaths>,
     /// The registered spec; absent in a brief list, `null` if it has secrets.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     #[schemars(with = "Option<Map<String, Value>>")]
@@ -121,6 +130,15 @@ fn is_false(value: &bool) -> bool {
 
 fn default_true() -> bool {
     true
+}
+
+/// Pid file and log in the agent's folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AgentFilePaths {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_path: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_path: Option<String>,
 }
 
 /// A spec with digests in place of its secrets, and the digests computed with them.
@@ -187,6 +205,7 @@ impl GatewayProcess {
             owner: self.owner,
             revision: self.revision,
             live_revision: self.live_revision,
+            secret_key: self.secret_key,
             live_spec_unknown: self.live_spec_unknown,
             sync,
             health: if current { self.health } else { Health::Unknown.word().to_owned() },
@@ -227,6 +246,9 @@ pub struct ProcessPage<S = Value> {
     pub more: Option<String>,
     /// Change number of the first page: a watch after it misses no change.
     pub as_of: u64,
+    /// With `digests=keyed`: the keys that the caller may have, by id, in hex.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secret_keys: BTreeMap<String, String>,
 }
 
 /// A line of a watch. With an instance: its current row, `null` if it was removed. With a number alone: no other process
@@ -247,11 +269,21 @@ pub struct ProcessChange<S = Value> {
     pub forgotten: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// With `digests=keyed`: the key of the row, if the caller may have it, by id, in hex.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secret_keys: BTreeMap<String, String>,
 }
 
 impl<S> ProcessChange<S> {
     /// A line without fields.
     pub fn empty() -> ProcessChange<S> {
-        ProcessChange { number: None, instance: None, process: None, forgotten: None, error: None }
+        ProcessChange {
+            number: None,
+            instance: None,
+            process: None,
+            forgotten: None,
+            error: None,
+            secret_keys: BTreeMap::new(),
+        }
     }
 }

@@ -32,6 +32,15 @@ pub struct HistoryEntry {
     /// Number of failed steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<usize>,
+    /// The reason of a person for a run outside of maintenance windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub break_glass: Option<String>,
+    /// The persons who signed the plan, where a policy requires signatures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub signed_by: Vec<String>,
+    /// Digest of what they signed: a plan is applied once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signed_plan: Option<String>,
     /// This revision is pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,

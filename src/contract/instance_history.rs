@@ -19,6 +19,16 @@ pub struct ExitDetails {
     pub detail: String,
 }
 
+/// A health probe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ProbeDetails {
+    /// RFC 3339.
+    pub time: String,
+    pub success: bool,
+    /// Its output, or the reason of its failure.
+    pub output: String,
+}
+
 /// A run of a scheduled process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunDetails {

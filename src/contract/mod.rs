@@ -7,6 +7,7 @@
 //! A time is a text in RFC 3339. An `Option` is `null` when unset, unless the field is skipped.
 
 mod access;
+mod alert;
 mod apply_report;
 mod audit;
 mod controller_status;
@@ -22,6 +23,7 @@ mod lease;
 mod log;
 mod plan;
 mod problem;
+mod process_digest;
 mod process_row;
 mod rollout;
 mod schema;
@@ -32,6 +34,7 @@ mod task;
 mod words;
 
 pub use access::{AccessInfo, SessionInfo, TokenHash};
+pub use alert::{AlertIncident, AlertKind, AlertMessage, AlertPhase, AlertRouteStatus};
 pub use apply_report::{
     ApplyReport, ExitReport, RefusalReport, RolledBackProcess, StepReport, UnhealthyInstance,
 };
@@ -46,11 +49,13 @@ pub use fleet::{
     CreatedJoinToken, HostCertificate, HostRevocation, JoinTokenRequest, JoinTokenRow, Revoked,
     TokenRevocation,
 };
-pub use gateway_process::{GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport};
+pub use gateway_process::{
+    AgentFilePaths, GatewayProcess, ProcessChange, ProcessPage, ReportedSpec, RunReport,
+};
 pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, StepSummary};
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};
 pub use host::HostEntry;
-pub use instance_history::{ExitDetails, RunDetails};
+pub use instance_history::{ExitDetails, ProbeDetails, RunDetails};
 pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
 pub use log::LogLine;
 pub use plan::{
@@ -60,9 +65,11 @@ pub use plan::{
 pub use problem::{
     Difference, FieldDifference, ManifestProblem, RefusedLaunch, RefusedLaunches, Severity, Sides,
 };
+pub use process_digest::{ProcessDigest, ProcessDigestPage};
 pub use process_row::{
-    ControllerProcess, HeldDetail, Hosting, ListedProcess, NextAction, OfflineRow, PlatformProcess,
-    ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, row_fields,
+    ControllerProcess, HeldDetail, Hosting, InstanceStory, ListedProcess, NextAction, OfflineRow,
+    PlatformProcess, ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, StoryEvent, TargetProcess,
+    row_fields,
 };
 pub use rollout::RolloutRow;
 pub use schema::SchemaSet;

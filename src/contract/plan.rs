@@ -29,6 +29,12 @@ pub struct PlanDocument {
     /// Only in a saved plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<PlanInputs>,
+    /// Only in a signed plan: the time until which it may be applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    /// Signatures of ssh-keygen over everything else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<String>,
     /// Command lines and environment values are hidden: the reader showed no token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redacted: Option<bool>,
@@ -117,6 +123,9 @@ pub struct PlanFlags {
     pub max_restart: Option<String>,
     pub override_holds: bool,
     pub stale_after_secs: u64,
+    /// The reason to plan past maintenance windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub break_glass: Option<String>,
     pub namespace: Vec<Name>,
     pub selector: Option<String>,
     pub host: Vec<String>,

@@ -32,6 +32,9 @@ pub struct ProcessRow {
     pub revision: Option<SpecRevision>,
     /// Of the spec in effect.
     pub live_revision: Option<SpecRevision>,
+    /// Present only if the process has secrets: id of the key of both revisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_key: Option<String>,
     /// Present only if true: the process was adopted and not restarted since. The live spec is the spec of its adoption,
     /// and not known to be in effect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -68,7 +71,7 @@ pub const ROW_FIELDS: [&str; 17] = [
 ];
 
 /// Additional fields of an [`OfflineRow`].
-const EXTRA_FIELDS: [&str; 5] = ["spec", "live_spec", "live_spec_unknown", "ran", "unknown"];
+const EXTRA_FIELDS: [&str; 6] = ["spec", "live_spec", "live_spec_unknown", "ran", "secret_key", "unknown"];
 
 /// Every field that `plan --observed` knows.
 pub fn row_fields() -> impl Iterator<Item = &'static str> {
@@ -143,7 +146,7 @@ pub struct ListedProcess {
     /// Files of the configmap that differ on the host, or are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drifted_files: Vec<String>,
-    /// Why it is an orphan.
+    /// Why it is an orphan, or held: the held reason and its sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -300,6 +303,30 @@ pub struct ProcessDetails {
     pub changes: Vec<InstanceChange>,
 }
 
+/// `abide why -o json`: the events of an instance, oldest first, its present state and its next action.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct InstanceStory {
+    pub instance: InstanceKey,
+    /// Where the active revision of its owner declares it: `file:line:column`.
+    pub declared: Option<String>,
+    /// Oldest first.
+    pub events: Vec<StoryEvent>,
+    /// The state in one or two words, as in `get processes`.
+    pub state: String,
+    /// `null`: no active revision declares it.
+    pub next_action: Option<Vec<NextAction>>,
+    pub process: ListedProcess,
+}
+
+/// An event in the story of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StoryEvent {
+    pub at: String,
+    /// `manifest`, `registered`, `operation`, `start` or `exit`.
+    pub kind: String,
+    pub text: String,
+}
+
 /// The next step of an instance, or why it is held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
@@ -333,6 +360,8 @@ pub struct OfflineRow<'a> {
     pub owner: Option<String>,
     pub revision: Option<SpecRevision>,
     pub live_revision: Option<SpecRevision>,
+    /// Id of the key of the digests: they are not comparable here.
+    pub secret_key: Option<String>,
     #[serde(default)]
     pub live_spec_unknown: bool,
     pub health: Option<String>,
@@ -368,6 +397,7 @@ mod tests {
             owner: None,
             revision: None,
             live_revision: None,
+            secret_key: None,
             live_spec_unknown: false,
             sync: SyncStatus::InSync,
             health: "Healthy".to_owned(),

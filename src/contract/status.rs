@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
+use super::alert::AlertRouteStatus;
 use super::controller_status::PublishedStatus;
 use super::event::EventEntry;
 use super::hold::{HoldEntry, PauseEntry};
@@ -62,6 +63,9 @@ pub struct ControllerReport {
     pub pauses: Vec<PauseEntry>,
     pub notes: Vec<String>,
     pub problems: Vec<ManifestProblem>,
+    /// Routes of `notify`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notify: Vec<AlertRouteStatus>,
     /// Command lines and environment values are hidden: the reader showed no token.
     pub redacted: bool,
     /// Number of the newest event.

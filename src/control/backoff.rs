@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use crate::execute::StepResult;
 use crate::model::{
-    Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
+    Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Rule, Step, Time,
+    span,
 };
 use crate::observe::stable_fields;
 use crate::retry_delay::RetryDelay;
@@ -54,10 +55,65 @@ struct CrashStreak {
 /// Steps, the number of times they succeeded, and the start of that window.
 #[derive(Debug, Default)]
 struct RepeatCounter {
-    steps: String,
-    fields: String,
+    repeated: Repeated,
     well: u32,
     since: Time,
+}
+
+/// The operations of one instance and the differences that they repair.
+#[derive(Debug, Default, PartialEq)]
+struct Repeated {
+    ops: Vec<Op>,
+    /// States of the process that the operations end, as predicates.
+    states: BTreeSet<&'static str>,
+    fields: BTreeSet<String>,
+}
+
+impl Repeated {
+    fn add(&mut self, step: &Step) {
+        self.ops.push(step.op);
+        for why in &step.why {
+            match &why.field {
+                Some(field) => self.fields.insert(field.clone()),
+                None => self.states.insert(unwanted_state(why.rule)),
+            };
+        }
+    }
+
+    /// "start", "unhost, start".
+    fn operations(&self) -> String {
+        let words: Vec<&str> = self.ops.iter().map(|op| op.word()).collect();
+        words.join(", ")
+    }
+
+    /// "the process was not running", "env.A, user differed".
+    fn differences(&self) -> String {
+        let states: Vec<&str> = self.states.iter().copied().collect();
+        let fields: Vec<&str> = self.fields.iter().map(String::as_str).collect();
+        match (states.join(" and "), fields.join(", ")) {
+            (states, fields) if fields.is_empty() => format!("the process was {states}"),
+            (states, fields) if states.is_empty() => format!("{fields} differed"),
+            (states, fields) => format!("the process was {states}, and {fields} differed,"),
+        }
+    }
+}
+
+/// The state that a step with this reason ends. It completes "the process was …".
+fn unwanted_state(rule: Rule) -> &'static str {
+    match rule {
+        Rule::NotRegistered => "not registered",
+        Rule::NotRunning => "not running",
+        Rule::NotHosted => "not supervised",
+        Rule::Hosted => "supervised",
+        Rule::GivenDiffers => "registered with another spec",
+        Rule::LiveDiffers => "running with another spec",
+        Rule::SpecUnknown => "running with an unknown spec",
+        Rule::NotRun => "not run with this spec",
+        Rule::StateStopped => "running or supervised",
+        Rule::StateAbsent | Rule::Orphan => "registered",
+        Rule::Adopted => "without an owner",
+        Rule::Moved => "registered by its earlier name",
+    }
 }
 
 #[derive(Debug)]
@@ -108,12 +164,9 @@ impl Backoff {
         chance: &mut impl FnMut() -> f64,
     ) {
         let concerned: BTreeSet<&InstanceKey> = ended.iter().map(|one| &one.instance).collect();
-        let mut steps: BTreeMap<&InstanceKey, (String, Vec<&str>)> = BTreeMap::new();
+        let mut steps: BTreeMap<&InstanceKey, Repeated> = BTreeMap::new();
         for step in plan.steps().filter(|step| concerned.contains(&step.instance)) {
-            let (text, fields) = steps.entry(&step.instance).or_default();
-            text.push_str(step.op.word());
-            text.push(' ');
-            fields.extend(step.why.iter().map(|why| why.field.as_deref().unwrap_or(why.rule.word())));
+            steps.entry(&step.instance).or_default().add(step);
         }
         let mut bad: BTreeMap<&InstanceKey, Option<String>> = BTreeMap::new();
         for one in ended {
@@ -132,29 +185,25 @@ impl Backoff {
                 continue;
             }
             attempts.failed = None;
-            let (did, mut fields) = steps.remove(key).unwrap_or_default();
-            fields.sort_unstable();
-            fields.dedup();
+            let done = steps.remove(key).unwrap_or_default();
             if let Some(crashed) = &mut attempts.crashed {
-                crashed.started |= did.contains(Op::Start.word()) || did.contains(Op::Restart.word());
+                crashed.started |= done.ops.iter().any(|op| matches!(op, Op::Start | Op::Restart));
                 // A crash is not a step that was undone.
                 continue;
             }
             let same = &mut attempts.same;
-            let fields = fields.join(", ");
-            if (&same.steps, &same.fields) != (&did, &fields)
-                || now.secs_since(same.since) > REPEAT_WINDOW_SECS
-            {
-                *same = RepeatCounter { steps: did, fields, well: 0, since: now };
+            if same.repeated != done || now.secs_since(same.since) > REPEAT_WINDOW_SECS {
+                *same = RepeatCounter { repeated: done, well: 0, since: now };
             }
             same.well += 1;
             if same.well >= MAX_REPEATS {
-                let (fields, many) = (&same.fields, same.well);
                 let why = format!(
-                    "not converging: `{}` succeeded {many} times in {} but {fields} differed again each time. \
+                    "not converging: `{}` succeeded {} times in {} but {} again each time. \
                      No more attempts until its observed state or its manifest changes.",
-                    same.steps.trim_end(),
-                    span(REPEAT_WINDOW_SECS)
+                    same.repeated.operations(),
+                    same.well,
+                    span(REPEAT_WINDOW_SECS),
+                    same.repeated.differences()
                 );
                 attempts.given_up = Some(Suspension { reason: HoldReason::NotConverging, why, seen: None });
             }
@@ -277,7 +326,7 @@ mod tests {
     use super::*;
     use crate::execute::StepOutcome;
     use crate::manifest::{Limits, load_text};
-    use crate::model::{HeldChange, Host, SpecSide, Step, Wave};
+    use crate::model::{HeldChange, Host, Reason, SpecSide, Step, Wave};
 
     const KEY: &str = "0:10.0.0.1:web:api";
 
@@ -384,6 +433,33 @@ mod tests {
             );
         }
         assert!(slow.backing_off(now).is_empty(), "rare repetitions converge");
+    }
+
+    #[test]
+    fn a_suspension_names_each_operation_and_each_difference() {
+        let why = |rule, field: Option<&str>| {
+            let field = field.map(str::to_owned);
+            Reason { rule, field, old: None, new: None, at: None }
+        };
+        let mut repeated = Repeated::default();
+        let mut step = plan().waves[0].steps[0].clone();
+        step.why = vec![why(Rule::NotRunning, None)];
+        repeated.add(&step);
+        assert_eq!(repeated.operations(), "start");
+        assert_eq!(repeated.differences(), "the process was not running");
+        step.op = Op::Unsupervise;
+        step.why = vec![why(Rule::Hosted, None)];
+        repeated.add(&step);
+        assert_eq!(repeated.operations(), "start, unhost");
+        assert_eq!(repeated.differences(), "the process was not running and supervised");
+        step.why = vec![why(Rule::GivenDiffers, Some("env.B")), why(Rule::GivenDiffers, Some("env.A"))];
+        repeated.add(&step);
+        assert_eq!(
+            repeated.differences(),
+            "the process was not running and supervised, and env.A, env.B differed,"
+        );
+        let only_fields = Repeated { states: BTreeSet::new(), ..repeated };
+        assert_eq!(only_fields.differences(), "env.A, env.B differed");
     }
 
     #[test]

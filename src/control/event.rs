@@ -104,8 +104,8 @@ pub enum ControllerEvent<'a> {
 pub struct EventSink<'a>(Mutex<&'a mut (dyn FnMut(ControllerEvent<'_>) + Send)>);
 
 impl<'a> EventSink<'a> {
-    pub fn new(told: &'a mut (dyn FnMut(ControllerEvent<'_>) + Send)) -> EventSink<'a> {
-        EventSink(Mutex::new(told))
+    pub fn new(handler: &'a mut (dyn FnMut(ControllerEvent<'_>) + Send)) -> EventSink<'a> {
+        EventSink(Mutex::new(handler))
     }
 
     pub fn emit(&self, event: ControllerEvent<'_>) {

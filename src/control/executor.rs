@@ -46,6 +46,8 @@ pub struct WorkItem {
     /// The id of its run.
     pub run: String,
     pub plan: Arc<Plan>,
+    /// Instances whose operations repair drift.
+    pub repairs: BTreeSet<InstanceKey>,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
     pub revision: ManifestRevision,
@@ -105,6 +107,8 @@ impl<T: Target> Executor<'_, T> {
             plan: None,
             revision: Some(item.revision.to_string()),
             commit: item.commit.clone(),
+            break_glass: None,
+            repairs: item.repairs.clone(),
         };
         let origin = Some(Arc::new(origin));
         let settings = self.execution_settings(item.run.clone(), origin, restraints, ends.subscribe());

@@ -26,6 +26,8 @@ mod reconciler;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;
+#[cfg(test)]
+pub mod testing;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -68,6 +70,8 @@ pub struct ControllerConfig {
     /// Requests a pass at once.
     pub trigger: Arc<Notify>,
     pub manifests: ManifestConfig,
+    /// Routes of `notify` whose last delivery failed, for the published status.
+    pub notify_failures: watch::Receiver<Vec<String>>,
 }
 
 /// Where manifests come from, and how they are read.
@@ -226,7 +230,8 @@ impl<T: Target> ControlLoop<'_, T> {
 
     /// Publishes the status for other commands, if it changed.
     async fn publish(&mut self) {
-        let status = self.published.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut status = self.published.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        status.notify_failures.clone_from(&self.config.notify_failures.borrow());
         self.publisher.publish(self.target.state(), status).await;
     }
 

@@ -17,6 +17,7 @@ use super::reply::{ErrorResponse, error_response, json_response};
 use super::viewer::Viewer;
 use super::{Dashboard, RESPONSE_TIMEOUT, parameter};
 use crate::access::AccessRequest;
+use crate::alerts::DeliveryBoard;
 use crate::clock;
 use crate::contract::{
     Accepted, ControllerProcess, ControllerReport, EventEntry, HeldDetail, HeldRow, HistoryEntry, HoldEntry,
@@ -28,7 +29,9 @@ use crate::control::PassResult;
 use crate::control::pin::Pin;
 use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
-use crate::model::{Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds};
+use crate::model::{
+    DigestKey, Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds,
+};
 use crate::store::{Error, Store, Txn, keys};
 
 /// Maximum listed held instances, and maximum listed events.
@@ -41,7 +44,7 @@ fn whole_seconds(seconds: f64) -> Number {
     if seconds.fract() == 0.0 { whole() } else { Number::from_f64(seconds).unwrap_or_else(whole) }
 }
 
-pub fn status(board: &StatusBoard, viewer: &Viewer) -> ControllerReport {
+pub fn status(board: &StatusBoard, deliveries: &DeliveryBoard, viewer: &Viewer) -> ControllerReport {
     let status = board.status();
     let subject = &board.subject;
     let (role, leader, generation) = match status.role.clone() {
@@ -110,6 +113,7 @@ pub fn status(board: &StatusBoard, viewer: &Viewer) -> ControllerReport {
             .map(|pass| pass.plan.notes.clone())
             .unwrap_or_default(),
         problems: problems(&status, viewer),
+        notify: if viewer.sees_everything() { deliveries.list() } else { Vec::new() },
         redacted: viewer.view == View::Redacted,
         last_event: status.number,
         events: recent_events(board, &status, viewer),
@@ -222,10 +226,14 @@ fn process(row: &Row, viewer: &Viewer) -> ControllerProcess {
     let seen = row.seen.as_ref().unwrap_or(&nothing);
     // Without a live agent the last report is not current.
     let fact = |fact: Option<bool>| fact.filter(|_| row.gap.is_none());
-    let revision = |version: &KnownSpec| match version {
-        KnownSpec::Unknown => None,
-        KnownSpec::Digests(revision) => Some(*revision),
-        KnownSpec::Full(spec) => Some(*spec.revision()),
+    let key = seen.specs.digest_key.as_ref().and_then(DigestKey::known);
+    let revision = |version: &KnownSpec| {
+        let plain = match version {
+            KnownSpec::Unknown => None,
+            KnownSpec::Digests(revision) => Some(*revision),
+            KnownSpec::Full(spec) => Some(*spec.revision()),
+        }?;
+        Some(key.map_or(plain, |key| key.keyed_revision(&plain)))
     };
     let there = row.seen.is_some();
     let held = row
@@ -246,6 +254,7 @@ fn process(row: &Row, viewer: &Viewer) -> ControllerProcess {
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered).filter(|_| there),
         live_revision: revision(&seen.specs.live).filter(|_| there),
+        secret_key: key.map(|key| key.id().to_owned()),
         live_spec_unknown: seen.specs.is_live_assumed,
         sync: row.sync,
         health: health_of(row).word().to_owned(),

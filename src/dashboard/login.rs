@@ -84,7 +84,7 @@ pub(super) async fn submit<S>(
         .zip(expected)
         .is_some_and(|(csrf, expected)| !csrf.is_empty() && constant_time_eq(&csrf, expected));
     if !is_own_form {
-        let message = "the login form is too old: try again";
+        let message = "the login form has expired: try again";
         return Err(Box::new(form(people, parts, port, StatusCode::FORBIDDEN, Some(message))));
     }
     match people.log_in(token.unwrap_or_default().trim()) {

@@ -49,11 +49,13 @@ pub use self::people::PeopleAccess;
 use self::people::PersonCaller;
 pub use self::process_details::{DetailCache, DetailSource};
 use self::redact::View;
+pub use self::reply::overload_body;
 use self::reply::{ErrorResponse, busy, error_response, json_response, typed_response};
 use self::routes::Route;
 pub use self::routes::route_table;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
+use crate::alerts::DeliveryBoard;
 use crate::contract::{Accepted, PlanDocument};
 use crate::control::PassResult;
 use crate::control::status::StatusBoard;
@@ -89,6 +91,8 @@ pub struct Dashboard<S> {
     pub webhook: Option<Webhook>,
     pub extra_metrics: Option<ExtraMetrics>,
     pub details: DetailCache,
+    /// Delivery of alerts.
+    pub deliveries: Arc<DeliveryBoard>,
 }
 
 struct DashboardState<S> {
@@ -213,7 +217,7 @@ async fn respond<S: Store>(
             &read_whole_body(body, &mut admit()?, connection).await?,
         )?,
         Route::Session => login::session(&caller),
-        Route::Status => json_response(StatusCode::OK, &api::status(board, viewer)),
+        Route::Status => json_response(StatusCode::OK, &api::status(board, &dashboard.deliveries, viewer)),
         Route::Processes => {
             let details = dashboard.details.get().await;
             json_response(StatusCode::OK, &api::processes(&board.status(), &details, viewer))
@@ -259,6 +263,7 @@ async fn respond<S: Store>(
 async fn metrics_page<S>(shared: &DashboardState<S>, connection: Option<&Connection>) -> Response {
     let DashboardState { dashboard, readers, .. } = shared;
     let mut text = metrics::text(&dashboard.board, readers.open());
+    text.push_str(&dashboard.deliveries.metrics_text());
     if let Some(more) = &dashboard.extra_metrics {
         text.push_str(&more().await);
     }

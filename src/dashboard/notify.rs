@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::alerts::MessageTemplate;
 use crate::contract::EventDetails;
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
@@ -23,9 +23,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
 const DELAYS: RetryDelay = RetryDelay::doubling(Duration::from_millis(500), Duration::from_secs(60));
 
-/// A JSON text with placeholders.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MessageTemplate(String);
+/// Placeholders of `--notify-template`.
+pub const PLACEHOLDERS: &[&str] = &["title", "text", "owner", "target", "revision", "commit", "level"];
 
 /// Values of the placeholders.
 #[derive(Clone, Debug, Default)]
@@ -40,56 +39,6 @@ pub struct Message {
     pub level: String,
 }
 
-/// Why a template is not valid.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    #[error("the template is not valid JSON after its placeholders are filled in")]
-    Json(#[from] serde_json::Error),
-    #[error("unknown placeholder {{{{{name}}}}}: use title, text, owner, target, revision, commit or level")]
-    Placeholder { name: String },
-}
-
-impl MessageTemplate {
-    /// Checks that the template is valid JSON for any values, and has only known placeholders.
-    pub fn parse(text: &str) -> Result<MessageTemplate, TemplateError> {
-        let template = MessageTemplate(text.to_owned());
-        let example = template.render(&Message { title: "\"\\\n".to_owned(), ..Message::default() });
-        serde_json::from_str::<Value>(&example)?;
-        match text.split("{{").skip(1).find_map(|rest| {
-            let name = rest.split("}}").next().unwrap_or_default();
-            (!Message::default().placeholders().iter().any(|(known, _)| *known == name)).then_some(name)
-        }) {
-            Some(name) => Err(TemplateError::Placeholder { name: name.to_owned() }),
-            None => Ok(template),
-        }
-    }
-
-    /// Fills in all placeholders in one pass: values are not expanded again.
-    fn render(&self, message: &Message) -> String {
-        let mut out = String::new();
-        let mut rest = self.0.as_str();
-        while let Some((before, after)) = rest.split_once("{{") {
-            out.push_str(before);
-            let placeholder = message
-                .placeholders()
-                .into_iter()
-                .find(|(name, _)| after.strip_prefix(name).is_some_and(|after| after.starts_with("}}")));
-            match placeholder {
-                Some((name, value)) => {
-                    out.push_str(&json_escape(value));
-                    rest = &after[name.len() + 2..];
-                }
-                None => {
-                    out.push_str("{{");
-                    rest = after;
-                }
-            }
-        }
-        out.push_str(rest);
-        out
-    }
-}
-
 impl Message {
     fn placeholders(&self) -> [(&'static str, &str); 7] {
         [
@@ -102,12 +51,6 @@ impl Message {
             ("level", &self.level),
         ]
     }
-}
-
-/// A text escaped for a JSON string, without the quotes.
-fn json_escape(text: &str) -> String {
-    let quoted = Value::String(text.to_owned()).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }
 
 /// Destination and template of notifications.
@@ -152,7 +95,7 @@ impl Notifier {
             commit: short(status.source.commit.as_deref().unwrap_or_default()),
             level: entry.level.word().to_owned(),
         };
-        let body = self.template.get().render(&message);
+        let body = self.template.get().render(&message.placeholders());
         for nth in 1..=MAX_ATTEMPTS {
             match self.to.post(body.clone(), SEND_TIMEOUT).await {
                 Ok(()) => {
@@ -191,29 +134,4 @@ fn is_repeated_failure(entry: &LogEntry, failed: &mut String) -> bool {
     let same = !did && !entry.text.is_empty() && *failed == entry.text;
     failed.clone_from(&entry.text);
     same
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn placeholder_values_are_escaped() {
-        let message = Message {
-            title: "say \"hi\"".to_owned(),
-            text: "{{level}}\nC:\\x".to_owned(),
-            level: "error".to_owned(),
-            ..Message::default()
-        };
-        let filled = MessageTemplate::parse(DEFAULT_TEMPLATE).expect("a template").render(&message);
-        let value: Value = serde_json::from_str(&filled).expect("JSON");
-        assert_eq!(value["text"], "say \"hi\"\n{{level}}\nC:\\x");
-        assert!(MessageTemplate::parse("{\"a\": {{title}}}").is_err(), "not between quotes");
-        assert!(
-            MessageTemplate::parse("{\"a\": \"{{titel}}\"}")
-                .is_err_and(|why| why.to_string().contains("titel"))
-        );
-        assert!(MessageTemplate::parse("{\"nested\": {\"a\": {\"b\": 1}}, \"t\": \"{{ text }}\"}").is_err());
-        assert!(MessageTemplate::parse("{\"nested\": {\"a\": {\"b\": 1}}, \"t\": \"{{text}}\"}").is_ok());
-    }
 }

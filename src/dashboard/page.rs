@@ -19,7 +19,7 @@ use crate::control::status::{
     ControllerStatus, HIDDEN, LogLevel, Role, Row, Severity, StatusBoard, SyncStatus, may_quote,
 };
 use crate::escape;
-use crate::model::{Health, Time, span};
+use crate::model::{Health, Time, count, span};
 
 /// Maximum listed processes; those that need attention come first.
 const ROWS: usize = 500;
@@ -168,14 +168,7 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus, vie
     let mut facts = vec![
         ("role", role),
         ("source", subject.sources.join(", ")),
-        (
-            "revision",
-            format!(
-                "{revision} ({} {})",
-                status.source.files,
-                if status.source.files == 1 { "file" } else { "files" }
-            ),
-        ),
+        ("revision", format!("{revision} ({})", count(status.source.files, "file"))),
         ("last observed", observed_at),
         ("last pass", pass),
         ("queue", status.work.queue.to_string()),

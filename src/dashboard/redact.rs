@@ -107,6 +107,8 @@ mod tests {
             notes: Vec::new(),
             gates: Vec::new(),
             inputs: None,
+            expires: None,
+            signatures: Vec::new(),
             redacted: None,
         };
         let hidden = plan(whole);

@@ -21,6 +21,11 @@ pub(super) fn error_response(status: StatusCode, message: &str) -> ErrorResponse
     Box::new(json_response(status, &ErrorBody { error: message.to_owned() }))
 }
 
+/// The body for a connection that finds no room, before its request is read.
+pub fn overload_body() -> String {
+    contract::compact(&ErrorBody { error: "too many connections".to_owned() })
+}
+
 pub(super) fn json_response(status: StatusCode, document: &impl Serialize) -> Response {
     let mut response = typed_response(Body::from(contract::compact(document)), "application/json");
     *response.status_mut() = status;

@@ -132,6 +132,7 @@ impl Activation {
             summary: history::summary(plan, &plan.held),
             steps: history::planned_steps(plan),
             commit,
+            break_glass: input.rules.holds.break_glass.clone(),
             ..HistoryEntry::default()
         }
     }

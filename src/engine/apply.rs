@@ -10,16 +10,17 @@ use tracing::warn;
 use super::activate::{Activation, ManifestSource, RevisionRecord, history_result};
 use super::error::ApplyError;
 use super::history;
-use super::input::{PlanDigests, PlanInput, SpecLookup, step_lines};
+use super::input::{FactSources, PlanDigests, PlanInput, step_lines};
 use super::lease::{GRACE, WriterLease};
 use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
 use super::rollouts;
-use super::verify::{awaits_promotion, unhealthy};
+use super::verify::{OBSERVE_INTERVAL, awaits_dependency, awaits_promotion, unhealthy};
 use crate::backend::ChangeOrigin;
+use crate::contract::HistoryEntry;
 use crate::execute::Precheck;
-use crate::model::{HoldReason, Plan};
+use crate::model::{HeldChange, HoldReason, Plan};
 use crate::observe::{SpecSearch, Target, TargetError};
 use crate::store::Error;
 
@@ -38,15 +39,24 @@ where
     let deadline = limits.deadline;
     within(deadline, recover(target, &request.rules.owner, deadline, handler)).await?;
     let (source, accepts_source) = (request.source.clone().unwrap_or_default(), request.accept_source);
-    let (input, mut plan, lookup) = within(deadline, request.plan(target)).await?;
-    input.locate(&mut plan, &lookup.limits);
+    let (input, mut plan, facts) = within(deadline, request.plan(target)).await?;
+    input.locate(&mut plan, &facts.limits);
     if let Some(saved) = &saved {
         check_saved(saved, &input, &plan)?;
+        if !handler.accept_saved(&input, &plan) {
+            return Err(ApplyError::NotApproved);
+        }
+        if let Some(digest) = &saved.signed_plan {
+            within(deadline, check_first_apply(target, &input.rules.owner, digest)).await?;
+        }
     }
     check_budget(&plan)?;
     // An approved plan must not change.
     let must_match = saved.is_some() || !accept_changed_plan;
-    let apply = Apply {
+    let is_saved = saved.is_some();
+    let signatures =
+        saved.map(|saved| SavedSignatures { persons: saved.signed_by, digest: saved.signed_plan });
+    let mut apply = Apply {
         target,
         handler,
         activation,
@@ -54,16 +64,29 @@ where
         accepts_source,
         limits,
         must_match,
+        signatures: signatures.unwrap_or_default(),
         check,
         stop,
         input,
-        lookup,
+        facts,
     };
+    // An approved plan without steps stays one.
+    if !is_saved {
+        plan = apply.await_dependencies(plan).await?;
+    }
     let has_steps = plan.steps().next().is_some();
     match has_steps {
         false => apply.without_steps(plan).await,
         true => apply.with_steps(plan).await,
     }
+}
+
+/// The signatures of a saved plan, for the history.
+#[derive(Default)]
+struct SavedSignatures {
+    persons: Vec<String>,
+    /// Digest of what they signed.
+    digest: Option<String>,
 }
 
 /// An apply after its first plan.
@@ -75,10 +98,11 @@ pub(super) struct Apply<'a, T, S, H> {
     accepts_source: bool,
     pub limits: ExecutionLimits,
     must_match: bool,
+    signatures: SavedSignatures,
     pub check: Precheck,
     pub stop: watch::Receiver<Option<u8>>,
     pub input: PlanInput,
-    pub lookup: SpecLookup<S>,
+    pub facts: FactSources<S>,
 }
 
 impl<T, S, H> Apply<'_, T, S, H>
@@ -87,6 +111,26 @@ where
     S: SpecSearch,
     H: ApplyHandler,
 {
+    /// Waits while every remaining change depends on a run or a start in progress, such as one of an interrupted
+    /// apply.
+    async fn await_dependencies(&mut self, mut plan: Plan) -> Result<Plan, ApplyError> {
+        let until =
+            self.limits.deadline - GRACE.min(self.limits.deadline.saturating_duration_since(Instant::now()));
+        let mut is_announced = false;
+        while self.limits.verify && awaits_dependency(&self.input, &plan) && Instant::now() < until {
+            if !std::mem::replace(&mut is_announced, true) {
+                let waiting = |held: &&HeldChange| held.reason == HoldReason::WaitingForDependency;
+                let held = plan.held.iter().filter(waiting).count();
+                self.handler.on_event(ApplyEvent::AwaitingDependency { held });
+            }
+            tokio::time::sleep(OBSERVE_INTERVAL).await;
+            plan = within(self.limits.deadline, self.input.plan_again(self.target, &mut self.facts)).await?;
+            self.input.locate(&mut plan, &self.facts.limits);
+            check_budget(&plan)?;
+        }
+        Ok(plan)
+    }
+
     /// Activates the revision: there is nothing to execute.
     async fn without_steps(mut self, plan: Plan) -> Result<Report, ApplyError> {
         if let Activation::Pinned(_) = self.activation {
@@ -127,9 +171,18 @@ where
             }
         };
         let digests = self.announce(&plan);
+        let SavedSignatures { persons: signed_by, digest: signed_plan } =
+            std::mem::take(&mut self.signatures);
         let begun = self.activation.history_entry(&self.input, &plan, &digests);
+        let begun = HistoryEntry { signed_by, signed_plan, ..begun };
         let revision = Some(begun.revision.clone());
-        let origin = ChangeOrigin { plan: begun.plan.clone(), revision, commit: begun.commit.clone() };
+        let origin = ChangeOrigin {
+            plan: begun.plan.clone(),
+            revision,
+            commit: begun.commit.clone(),
+            break_glass: begun.break_glass.clone(),
+            ..ChangeOrigin::default()
+        };
         let working = async {
             let results = self.run(&plan, origin, writer.lost()).await;
             if let Err(error) = rollouts::record_pauses(target.state(), &owner, &results.pauses).await {
@@ -156,8 +209,8 @@ where
     async fn prepare(&mut self, confirmed: &Plan) -> Result<Plan, ApplyError> {
         recover_with_lease(self.target, &self.input.rules.owner, self.limits.deadline).await?;
         self.input.refresh_holds(self.target).await?;
-        let mut plan = self.input.plan_again(self.target, &mut self.lookup).await?;
-        self.input.locate(&mut plan, &self.lookup.limits);
+        let mut plan = self.input.plan_again(self.target, &mut self.facts).await?;
+        self.input.locate(&mut plan, &self.facts.limits);
         if self.must_match && step_lines(&plan) != step_lines(confirmed) {
             return Err(ApplyError::PlanChanged);
         }
@@ -214,9 +267,28 @@ async fn within<T>(
 
 /// Refuses a saved plan unless a new plan has the same fingerprint and steps.
 fn check_saved(saved: &SavedPlan, input: &PlanInput, plan: &Plan) -> Result<(), ApplyError> {
-    match saved.fingerprint == input.digests(plan).all && saved.steps == step_lines(plan) {
-        true => Ok(()),
-        false => Err(ApplyError::SavedPlanStale),
+    let digests = input.digests(plan);
+    if saved.fingerprint == digests.all && saved.steps == step_lines(plan) {
+        return Ok(());
+    }
+    let is_known = !saved.revision.is_empty() && saved.revision != digests.wanted.as_str();
+    Err(ApplyError::SavedPlanStale {
+        what: match is_known {
+            true => "the manifests",
+            false => "the observed state or the flags",
+        },
+    })
+}
+
+/// Refuses a signed plan that was applied before: after a rollback its inputs are the same again.
+async fn check_first_apply<T: Target>(target: &T, owner: &str, digest: &str) -> Result<(), ApplyError> {
+    let entries = history::newest(target.state(), owner, history::MAX_ENTRIES).await;
+    let entries = entries.map_err(|error| TargetError::state(target.name(), error))?;
+    let is_same =
+        |entry: &HistoryEntry| entry.exit == Some(0) && entry.signed_plan.as_deref() == Some(digest);
+    match entries.into_iter().find(is_same) {
+        Some(entry) => Err(ApplyError::AlreadyApplied { at: entry.at }),
+        None => Ok(()),
     }
 }
 

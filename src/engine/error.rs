@@ -1,7 +1,7 @@
 //! Errors of an apply that did nothing.
 
 use crate::execute::RecoveryError;
-use crate::model::{HoldReason, Time};
+use crate::model::{HoldReason, Time, count};
 use crate::observe::TargetError;
 use crate::store::Holder;
 
@@ -20,11 +20,14 @@ pub enum ApplyError {
     /// Pruning with manifests from another source would delete processes that they never declared.
     #[error("owner {owner:?} was last applied from {last}, and these manifests are from {source_now}")]
     SourceChanged { owner: String, last: String, source_now: String },
-    #[error("{instances} instances over a budget: {detail}; nothing was done")]
+    #[error("{} over a budget: {detail}; nothing was done", count(*.instances, "instance"))]
     OverBudget { reason: HoldReason, instances: usize, detail: String },
     /// The first plan differs from the saved one.
-    #[error("the plan is stale: manifests, flags or the observed state changed since it was made")]
-    SavedPlanStale,
+    #[error("the plan is stale: {what} changed since it was made")]
+    SavedPlanStale { what: &'static str },
+    /// The history has a finished run of this signed plan.
+    #[error("the signed plan was already applied at {at}; nothing was done")]
+    AlreadyApplied { at: String },
     /// The plan under the lease differs from the one that was shown.
     #[error("the observed state changed after the plan was shown: nothing was done")]
     PlanChanged,

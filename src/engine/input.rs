@@ -1,5 +1,7 @@
 //! Inputs of a plan: manifests, observed state, rules and time; and their digests.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
@@ -12,7 +14,9 @@ use super::{protections, rollouts, stored_revisions};
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
-use crate::observe::{NoHistory, SearchCache, SpecSearch, StablePlanInputs, Target, TargetError};
+use crate::observe::{
+    NoHistory, ObservedCache, SearchCache, SpecSearch, StablePlanInputs, Target, TargetError,
+};
 use crate::reconcile::{Rules, fingerprint, reconcile};
 
 /// A plan to make for a target.
@@ -54,7 +58,7 @@ impl PlanRequest {
 
 impl<S: SpecSearch> PlanRequest<S> {
     /// Checks the source, reads holds, observes and plans.
-    pub async fn plan<T: Target>(self, target: &T) -> Result<(PlanInput, Plan, SpecLookup<S>), ApplyError> {
+    pub async fn plan<T: Target>(self, target: &T) -> Result<(PlanInput, Plan, FactSources<S>), ApplyError> {
         let begin = Instant::now();
         let PlanRequest {
             loaded,
@@ -109,10 +113,11 @@ impl<S: SpecSearch> PlanRequest<S> {
             offline,
             pin,
         };
-        let mut lookup = SpecLookup { search, known: SearchCache::default(), limits };
-        let plan = input.observe_and_plan(target, &mut lookup).await?;
+        let (observed_cache, known) = (ObservedCache::default(), SearchCache::default());
+        let mut facts = FactSources { observed_cache, search, known, limits };
+        let plan = input.observe_and_plan(target, &mut facts).await?;
         info!(rows = input.observed.instances.len(), took = ?begin.elapsed(), "observed");
-        Ok((input, plan, lookup))
+        Ok((input, plan, facts))
     }
 }
 
@@ -131,8 +136,10 @@ pub struct PlanInput {
     pub pin: Option<Pin>,
 }
 
-/// Search of old specs with its results, and the limits of the manifests.
-pub struct SpecLookup<S> {
+/// Sources of a plan's facts: the last observation with its later changes, the search of old specs with its results, and
+/// the limits of the manifests.
+pub struct FactSources<S> {
+    observed_cache: ObservedCache,
     search: S,
     known: SearchCache,
     pub(super) limits: Limits,
@@ -147,20 +154,24 @@ impl PlanInput {
         plan
     }
 
-    /// Observes the target, and plans until no plan needs more facts.
+    /// Observes the target, and plans until no plan needs more facts. Where the target streams its changes, a later
+    /// observation fetches only those. After an error the observed state is empty.
     async fn observe_and_plan<T: Target, S: SpecSearch>(
         &mut self,
         target: &T,
-        lookup: &mut SpecLookup<S>,
+        facts: &mut FactSources<S>,
     ) -> Result<Plan, ApplyError> {
         let desired = &self.loaded.desired;
-        let mut observation = target.observe(desired, self.rules.prune).await?;
+        let FactSources { observed_cache, search, known, .. } = facts;
+        observed_cache.put_back(Arc::new(std::mem::take(&mut self.observed)));
+        let (prune, in_flight) = (self.rules.prune, BTreeSet::new());
+        let mut observation = observed_cache.observe(target, desired, prune, &in_flight).await?;
         let begin = Instant::now();
         self.rules.orphans.known_namespaces = observation.namespaces(&self.rules.owner);
         let inputs = StablePlanInputs { desired, rules: &self.rules, now: &self.now };
-        let SpecLookup { search, known, .. } = lookup;
         let mut plan = observation.plan_until_stable(&inputs, target.backend(), search, known).await;
         plan.notes.extend(self.pin.as_ref().map(pin_note));
+        observed_cache.set_listed(observation.listed());
         self.observed = observation.observed;
         log_planned(&plan, begin);
         Ok(plan)
@@ -170,10 +181,10 @@ impl PlanInput {
     pub(super) async fn plan_again<T: Target, S: SpecSearch>(
         &mut self,
         target: &T,
-        lookup: &mut SpecLookup<S>,
+        facts: &mut FactSources<S>,
     ) -> Result<Plan, ApplyError> {
         self.now = clock::with_zones(&self.loaded.desired);
-        self.observe_and_plan(target, lookup).await
+        self.observe_and_plan(target, facts).await
     }
 
     /// Reads the current holds and pauses.

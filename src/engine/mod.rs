@@ -41,6 +41,6 @@ pub use self::activate::{Activation, changed_source};
 pub use self::apply::apply;
 pub use self::connected::{ConnectError, ConnectedTarget, LOCAL_APP, local_endpoint};
 pub use self::error::ApplyError;
-pub use self::input::{PlanDigests, PlanInput, PlanRequest, SpecLookup};
+pub use self::input::{FactSources, PlanDigests, PlanInput, PlanRequest};
 pub use self::report::{Conclusion, Report, Unhealthy};
 pub use self::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan, Unattended};

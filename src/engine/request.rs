@@ -70,8 +70,14 @@ impl Default for ExecutionLimits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedPlan {
     pub fingerprint: String,
+    /// Revision of its manifests; empty: not recorded.
+    pub revision: String,
     /// See [`super::input::step_lines`].
     pub steps: Vec<String>,
+    /// The persons whose signatures were required.
+    pub signed_by: Vec<String>,
+    /// Digest of what was signed, of a plan with signatures: it is applied once.
+    pub signed_plan: Option<String>,
 }
 
 /// Progress of an apply.
@@ -85,6 +91,10 @@ pub enum ApplyEvent<'a> {
         input: &'a PlanInput,
         plan: &'a Plan,
         digests: &'a PlanDigests,
+    },
+    /// Nothing else is left to do: the apply waits for a run or a start that held instances depend on.
+    AwaitingDependency {
+        held: usize,
     },
     /// Execution starts.
     Executing {
@@ -112,6 +122,10 @@ pub enum ApplyEvent<'a> {
 pub trait ApplyHandler: Send {
     /// Whether to execute this plan.
     fn confirm(&mut self, input: &PlanInput, plan: &Plan) -> bool;
+    /// Whether the saved plan shows what this plan shows. It has the same fingerprint and steps.
+    fn accept_saved(&mut self, _input: &PlanInput, _plan: &Plan) -> bool {
+        true
+    }
     fn on_event(&mut self, event: ApplyEvent<'_>);
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::model::{ProcessKey, RolloutPause, RolloutProgress, Time};
-use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
+use crate::store::{Entry, Error, Store, Txn, TxnOutcome, keys};
 
 /// Attempts after conflicts with other clients.
 const MAX_ATTEMPTS: usize = 10;
@@ -116,7 +116,7 @@ pub async fn change<S: Store>(
         let Some(new) = decide(record.as_ref()) else { return Ok(record) };
         let changed = entry.map_or(0, |entry| entry.mod_seq);
         let value = serde_json::to_vec(&new).unwrap_or_default();
-        if let Outcome::Written(_) = state.txn(Txn::put(&key, value).only_if(&key, changed)).await? {
+        if let TxnOutcome::Written(_) = state.txn(Txn::put(&key, value).only_if(&key, changed)).await? {
             return Ok(Some(new));
         }
     }

@@ -67,7 +67,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
         };
         let stopped = cancellation.conclusion;
         let mut results =
-            verify(target, &mut self.input, &mut self.lookup, &self.limits, ended, stopped).await;
+            verify(target, &mut self.input, &mut self.facts, &self.limits, ended, stopped).await;
         if results.converged.is_some() {
             check_pids(&before, &self.input.observed, &mut results.ended);
             if results.conclusion == Conclusion::Done

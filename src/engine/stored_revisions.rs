@@ -23,7 +23,7 @@ use super::pin::{self, Pin};
 use crate::clock;
 use crate::manifest::FileContent;
 use crate::model::{ManifestRevision, Time};
-use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
+use crate::store::{Entry, Error, Seq, Store, Txn, TxnOutcome, keys};
 
 /// Maximum number of revisions per owner.
 pub const MAX_REVISIONS: usize = 20;
@@ -251,8 +251,8 @@ async fn write<S: Store>(
             txn = txn.and(Txn::delete(keys::pin(activated.owner)));
         }
         match state.txn(txn).await? {
-            Outcome::Written(_) => return Ok(pin),
-            Outcome::Conflict(_) => {}
+            TxnOutcome::Written(_) => return Ok(pin),
+            TxnOutcome::Conflict(_) => {}
         }
     }
     Err(Error::Contended { key: keys::active_revision(activated.owner) })

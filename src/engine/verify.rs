@@ -1,22 +1,24 @@
 //! Verification: observes after the last step until the instances converge, and concludes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::input::{PlanInput, SpecLookup};
+use super::input::{FactSources, PlanInput};
 use super::report::{Conclusion, Results, Unhealthy, sole_reason};
 use super::request::ExecutionLimits;
 use crate::execute::{StepOutcome, StepResult};
-use crate::model::{DesiredInstance, Health, HoldReason, InstanceKey, Plan, RolloutPause};
+use crate::model::{
+    AutoType, DesiredInstance, Health, HoldReason, InstanceKey, Plan, ProcessKey, RolloutPause,
+};
 use crate::observe::{SpecSearch, Target};
 
 /// Time limit for the verification, also after the deadline.
 const FINAL_OBSERVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval between two observations of an instance that is starting.
-const OBSERVE_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const OBSERVE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The last observation.
 #[derive(Default)]
@@ -32,7 +34,7 @@ struct Verified {
 pub(super) async fn verify<T: Target, S: SpecSearch>(
     target: &T,
     input: &mut PlanInput,
-    lookup: &mut SpecLookup<S>,
+    facts: &mut FactSources<S>,
     limits: &ExecutionLimits,
     ended: Vec<StepResult>,
     stopped: Option<Conclusion>,
@@ -42,7 +44,7 @@ pub(super) async fn verify<T: Target, S: SpecSearch>(
         let give_up_at = Instant::now() + FINAL_OBSERVE_TIMEOUT;
         // A process that has just started may need time to become healthy.
         loop {
-            let planning = input.plan_again(target, lookup);
+            let planning = input.plan_again(target, facts);
             match tokio::time::timeout_at(limits.deadline.max(give_up_at), planning).await {
                 Ok(Ok(remaining)) => {
                     verified = Verified::of(input, &remaining);
@@ -115,6 +117,25 @@ fn conclude(ended: &[StepResult], is_converged: bool, is_late: bool) -> Conclusi
 pub(super) fn awaits_promotion(held: impl Iterator<Item = HoldReason>) -> bool {
     let mut held = held.peekable();
     held.peek().is_some() && held.all(|reason| reason == HoldReason::AwaitingPromotion)
+}
+
+/// Whether a plan has no steps, and instances that wait for a run in progress or for a process that is starting.
+pub(super) fn awaits_dependency(input: &PlanInput, plan: &Plan) -> bool {
+    let desired = &input.loaded.desired.instances;
+    let waiting = plan.held.iter().filter(|held| held.reason == HoldReason::WaitingForDependency);
+    let dependencies: BTreeSet<&ProcessKey> = waiting
+        .filter_map(|held| desired.get(&held.instance))
+        .flat_map(|waiting| &waiting.origin.depends_on)
+        .collect();
+    let is_in_progress =
+        |(key, want): (&InstanceKey, &DesiredInstance)| {
+            let is_run = want.spec.monitor.auto_type == AutoType::OneShot;
+            dependencies.contains(&want.origin.declared)
+                && input.observed.instances.get(key).is_some_and(|seen| {
+                    seen.health == Health::Starting || (is_run && seen.running == Some(true))
+                })
+        };
+    plan.steps().next().is_none() && desired.iter().any(is_in_progress)
 }
 
 fn is_starting(input: &PlanInput) -> bool {

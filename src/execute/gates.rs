@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::readiness::{Readiness, Waited, readiness};
+use super::readiness::{Readiness, ReadinessWait, readiness};
 use super::run::Run;
 use super::{Dependencies, ExecutionEvent, StepOutcome, StepResult, in_time};
 use crate::backend::{Backend, InstanceQuery, Scope};
@@ -27,7 +27,7 @@ const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two observations of instances that are not ready yet.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
 
-type Changed = BTreeMap<InstanceKey, InstanceQuery>;
+type ChangedInstances = BTreeMap<InstanceKey, InstanceQuery>;
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Before a wave: rollouts that start in it wait for the rest of the soak of an earlier run.
@@ -52,11 +52,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Instances of a process that run for less than its soak and that this plan does not change; and the rest of the
     /// soak.
-    fn recently_changed(&self, gate: &Gate, waves: &[Wave]) -> (Changed, Duration) {
+    fn recently_changed(&self, gate: &Gate, waves: &[Wave]) -> (ChangedInstances, Duration) {
         let steps = waves.iter().flat_map(|wave| &wave.steps);
         let touched: BTreeSet<&InstanceKey> = steps.map(|step| &step.instance).collect();
         let (now, soak) = (clock::now(), Duration::from_secs(gate.soak_secs));
-        let (mut recent, mut longest) = (Changed::new(), Duration::ZERO);
+        let (mut recent, mut longest) = (ChangedInstances::new(), Duration::ZERO);
         for (key, seen) in &self.terms.before {
             let is_of_it = self.terms.dependencies.declared.get(key) == Some(&gate.process);
             let (true, false, Some(true), Some(since)) =
@@ -81,7 +81,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     pub(super) async fn gates(&mut self, wave: &Wave, later: &[Wave]) {
         let needed = self.needed_later(later);
         let gated = |process: &ProcessKey| wave.gates.iter().any(|gate| gate.process == *process);
-        let changed: Changed = wave
+        let changed: ChangedInstances = wave
             .steps
             .iter()
             .filter(|step| {
@@ -103,7 +103,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     && !self.outcomes.failed.contains(key)
             };
             let of_it = changed.iter().filter(|(key, _)| is_of_it(key));
-            let of_it: Changed = of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
+            let of_it: ChangedInstances =
+                of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
             if gate.soak_secs > 0 && !of_it.is_empty() && !self.is_over() {
                 self.soak(gate, &of_it, Duration::from_secs(gate.soak_secs)).await;
             }
@@ -141,7 +142,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         first.map_or_else(String::new, |one| format!("{}: {}", one.instance, one.message))
     }
 
-    async fn soak(&mut self, gate: &Gate, of_it: &Changed, how_long: Duration) {
+    async fn soak(&mut self, gate: &Gate, of_it: &ChangedInstances, how_long: Duration) {
         let secs = u64::try_from(how_long.as_millis().div_ceil(1000)).unwrap_or(gate.soak_secs);
         (self.on_event)(ExecutionEvent::Soaking { process: &gate.process, secs });
         let first = self.observe_changed(of_it).await;
@@ -160,7 +161,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// Observes until it succeeds; `None`: no observation succeeded before the deadline.
-    async fn observe_changed(&self, changed: &Changed) -> Option<Observed> {
+    async fn observe_changed(&self, changed: &ChangedInstances) -> Option<Observed> {
         let subjects: Vec<InstanceQuery> = changed.values().cloned().collect();
         let deadline = self.terms.settings.deadline;
         loop {
@@ -181,7 +182,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Waits until each of these is ready, has failed, or has used up its time. After an interruption or the deadline,
     /// later steps are skipped anyway.
-    async fn wait_until_ready(&mut self, mut open: Changed) {
+    async fn wait_until_ready(&mut self, mut open: ChangedInstances) {
         let reads_health = self.terms.settings.caps.reads_health;
         let begun = Instant::now();
         let mut first: Option<Observed> = None;
@@ -191,7 +192,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let longest = open.keys().next().cloned();
             let mut failed = Vec::new();
             open.retain(|key, subject| {
-                let waited = Waited { time: begun.elapsed(), first: first.instances.get(key) };
+                let waited = ReadinessWait { time: begun.elapsed(), first: first.instances.get(key) };
                 match readiness(
                     subject.spec.as_deref().map(|spec| &**spec),
                     key,
@@ -217,7 +218,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// Marks instances as failed that did not stay healthy during the soak.
-    async fn count_unhealthy(&mut self, changed: &Changed, first: Option<&Observed>) {
+    async fn count_unhealthy(&mut self, changed: &ChangedInstances, first: Option<&Observed>) {
         let Some(observed) = self.observe_changed(changed).await else {
             // An interruption is not a failure.
             if !*self.terms.settings.stop.borrow() {
@@ -231,7 +232,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let mut failed = Vec::new();
         for (key, subject) in changed {
             let first = first.and_then(|first| first.instances.get(key));
-            let waited = Waited { time: Duration::MAX, first };
+            let waited = ReadinessWait { time: Duration::MAX, first };
             match readiness(subject.spec.as_deref().map(|spec| &**spec), key, &observed, waited, reads_health)
             {
                 Readiness::Ready | Readiness::Pending => {}

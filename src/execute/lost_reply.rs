@@ -76,12 +76,15 @@ pub fn infer_outcome(
 /// How long an operation may take before its row is overdue.
 pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
+    let hooks = step.spec.as_ref().map(|spec| spec.hooks.clone()).unwrap_or_default();
+    let start = monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+    let stop = monitor.stop_check_secs.unwrap_or(Monitor::STOP_CHECK_SECS);
+    let (launch_hooks, stop_hook) = (hooks.launch_seconds(&monitor), hooks.stop_seconds(&monitor));
     let check = match step.op {
-        Op::Start | Op::Restart => {
-            let hooks = step.spec.as_ref().map_or(0, |spec| spec.hooks.launch_seconds(&spec.monitor));
-            monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS).saturating_add(hooks)
-        }
-        Op::Stop | Op::Kill => monitor.stop_check_secs.unwrap_or(Monitor::STOP_CHECK_SECS),
+        Op::Start => start.saturating_add(launch_hooks),
+        Op::Restart => start.saturating_add(launch_hooks).saturating_add(stop_hook),
+        Op::Stop => stop.saturating_add(stop_hook),
+        Op::Kill => stop,
         Op::Register | Op::Unregister | Op::Supervise | Op::Unsupervise | Op::Reload => 0,
     };
     let timeout = monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
@@ -157,15 +160,23 @@ mod tests {
     #[test]
     fn the_time_of_a_hook_is_part_of_the_time_of_a_launch() {
         use crate::model::{Hook, Hooks, Spec};
-        let step = |op: Op, timeout: Option<u32>| {
-            let hook = Hook { run: "./migrate".to_owned(), timeout };
-            let spec = Spec { hooks: Hooks { before_start: Some(hook) }, ..Spec::default() };
+        let hook = |timeout| Some(Hook { run: "./work".to_owned(), timeout, ..Hook::default() });
+        let step = |op: Op, hooks: Hooks| {
+            let spec = Spec { hooks, ..Spec::default() };
             let plain = operation_timeout(&test_step(op, Spec::default()), Duration::ZERO);
             operation_timeout(&test_step(op, spec), Duration::ZERO) - plain
         };
-        assert_eq!(step(Op::Start, Some(300)), Duration::from_secs(300));
-        assert_eq!(step(Op::Restart, None), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
-        assert_eq!(step(Op::Stop, Some(300)), Duration::ZERO);
+        let before = |timeout| Hooks { before_start: hook(timeout), ..Hooks::default() };
+        assert_eq!(step(Op::Start, before(Some(300))), Duration::from_secs(300));
+        assert_eq!(step(Op::Restart, before(None)), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
+        assert_eq!(step(Op::Stop, before(Some(300))), Duration::ZERO);
+        let all =
+            Hooks { before_start: hook(Some(1)), before_stop: hook(Some(20)), after_start: hook(Some(300)) };
+        for (op, secs) in
+            [(Op::Start, 301), (Op::Stop, 20), (Op::Restart, 321), (Op::Kill, 0), (Op::Reload, 0)]
+        {
+            assert_eq!(step(op, all.clone()), Duration::from_secs(secs), "{op}");
+        }
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub async fn execute<B: Backend, S: Store>(
     let (on_event, in_flight) = (Mutex::new(on_event), AtomicUsize::new(0));
     let components = components::components(plan, &terms.dependencies, components::SplitBy::Soaking);
     let each = components.iter().enumerate().map(|(nth, waves)| {
-        let common = run::Common { backend, store, terms, in_flight: &in_flight };
+        let common = run::SharedRunState { backend, store, terms, in_flight: &in_flight };
         execute_component(waves, nth, common, &on_event)
     });
     let mut all = ExecutionResult::default();
@@ -141,7 +141,7 @@ pub fn split(plan: &Plan, dependencies: &Dependencies) -> Vec<Plan> {
 async fn execute_component<B: Backend, S: Store>(
     waves: &[Wave],
     nth: usize,
-    common: run::Common<'_, B, S>,
+    common: run::SharedRunState<'_, B, S>,
     on_event: &Mutex<&mut (dyn FnMut(ExecutionEvent<'_>) + Send)>,
 ) -> ExecutionResult {
     let mut emit = |event: ExecutionEvent<'_>| {

@@ -24,7 +24,7 @@ pub(super) enum Readiness {
 
 /// How long an instance was waited for, and its state in the first observation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waited<'a> {
+pub(super) struct ReadinessWait<'a> {
     pub time: Duration,
     pub first: Option<&'a ObservedInstance>,
 }
@@ -34,7 +34,7 @@ pub(super) fn readiness(
     spec: Option<&Spec>,
     key: &InstanceKey,
     observed: &Observed,
-    waited: Waited<'_>,
+    waited: ReadinessWait<'_>,
     reads_health: bool,
 ) -> Readiness {
     let limit = spec.map_or(REPORT_TIMEOUT, time_to_become_healthy);
@@ -66,7 +66,11 @@ pub(super) fn readiness(
 }
 
 /// The same process in two observations, a start check apart.
-fn unchanged_pid(spec: Option<&Spec>, seen: Option<&ObservedInstance>, waited: Waited<'_>) -> Readiness {
+fn unchanged_pid(
+    spec: Option<&Spec>,
+    seen: Option<&ObservedInstance>,
+    waited: ReadinessWait<'_>,
+) -> Readiness {
     let start_check =
         spec.and_then(|spec| spec.monitor.start_check_secs).unwrap_or(Monitor::START_CHECK_SECS);
     if waited.time < Duration::from_secs(start_check.into()) {
@@ -118,8 +122,8 @@ mod tests {
         observed
     }
 
-    fn after(secs: u64) -> Waited<'static> {
-        Waited { time: Duration::from_secs(secs), first: None }
+    fn after(secs: u64) -> ReadinessWait<'static> {
+        ReadinessWait { time: Duration::from_secs(secs), first: None }
     }
 
     #[test]
@@ -156,7 +160,8 @@ mod tests {
         let spec = spec(AutoType::Resident);
         let first = observed(true, Health::NotReported, Some(7));
         let with = |pid: Option<u32>, secs| {
-            let waited = Waited { time: Duration::from_secs(secs), first: first.instances.get(&key()) };
+            let waited =
+                ReadinessWait { time: Duration::from_secs(secs), first: first.instances.get(&key()) };
             readiness(Some(&spec), &key(), &observed(pid.is_some(), Health::NotReported, pid), waited, false)
         };
         assert_eq!(with(Some(7), 4), Readiness::Pending);

@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::model::{
     AutoType, HashedSpec, Host, InstanceKey, Observed, ObservedInstance, Op, RunningProcess, SpecSide, Step,
-    Time,
+    Time, count,
 };
 use crate::reconcile::{Caps, Expected, after};
 use crate::retry_delay::RetryDelay;
@@ -28,7 +28,7 @@ pub enum RecoveryError {
     #[error(transparent)]
     State(Error),
     /// Number of steps that are still in flight.
-    #[error("{0} steps of an interrupted run are still in flight")]
+    #[error("an interrupted run has {} in flight", count(*.0, "step"))]
     UnderWay(usize),
 }
 

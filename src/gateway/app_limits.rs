@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::tasks::{GatewayTask, TaskItem, Tasks};
 use super::{ApiError, Caller, Gateway};
 use crate::agent_protocol::AgentOp;
+use crate::model::count;
 use crate::store::{Store, keys};
 
 impl Tasks {
@@ -32,14 +33,14 @@ impl<S: Store> Gateway<S> {
         new: usize,
     ) -> Result<(), ApiError> {
         let Some(limit) = caller.limits.instances.filter(|_| new > 0) else { return Ok(()) };
-        let count = self.store.slice(&keys::registrations_prefix(namespace), 0, 0).await?.1;
-        if count + new <= limit {
+        let registered = self.store.slice(&keys::registrations_prefix(namespace), 0, 0).await?.1;
+        if registered + new <= limit {
             return Ok(());
         }
         Err(ApiError::Busy(format!(
-            "{} may have at most {limit} instances in namespace {namespace}: {count} are registered, and the call \
-             adds {new}",
-            caller.grant.principal
+            "{} may have at most {} in namespace {namespace}: {registered} registered, {new} more in the call",
+            caller.grant.principal,
+            count(limit, "instance")
         )))
     }
 
@@ -53,7 +54,7 @@ impl<S: Store> Gateway<S> {
         let open = self.tasks.open_of(&caller.app, limit);
         if open >= limit {
             let caller = &caller.grant.principal;
-            let message = format!("{caller} has {open} open tasks: at most {limit} are allowed");
+            let message = format!("{caller} has {}: at most {limit} allowed", count(open, "open task"));
             return Err(ApiError::Busy(message));
         }
         if caller.limits.instances.is_none() {

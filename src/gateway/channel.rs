@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -27,7 +26,7 @@ use crate::gse::response::Envelope;
 use crate::http::CredentialKey;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
-use crate::store::{Entry, Outcome, Seq, Store, Txn, keys};
+use crate::store::{Entry, Seq, Store, Txn, TxnOutcome, keys};
 
 /// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
@@ -175,7 +174,7 @@ impl<S: Store> Gateway<S> {
             }
             let obsolete = if changed == 0 { self.obsolete_counters(&key).await? } else { Txn::default() };
             let txn = batch.txn.and(counted).and(obsolete);
-            if let Outcome::Written(number) = self.store.txn(txn).await? {
+            if let TxnOutcome::Written(number) = self.store.txn(txn).await? {
                 batch.budget.commit(&self.report_usage);
                 for (task, nth, done) in batch.rows {
                     self.metrics.operation(task.items.get(nth).and_then(|item| item.op.as_ref()), done.code);
@@ -450,7 +449,7 @@ impl<S: Store> AgentStream<S> {
             return None;
         }
         // Read before the queue: a queued operation that is final by now is sent before the floor.
-        let floor = self.gateway.floor.load(Ordering::Acquire);
+        let floor = self.gateway.numbers.floor();
         let is_idle = next.is_err();
         let mut lines = Vec::new();
         let mut next = match next {

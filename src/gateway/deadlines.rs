@@ -13,7 +13,7 @@ use super::{ApiError, Gateway};
 use crate::agent_protocol::AgentOp;
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey, Monitor};
-use crate::store::{Outcome, Store, keys};
+use crate::store::{Store, TxnOutcome, keys};
 
 /// Commands that an agent runs concurrently; further operations on a host queue.
 const MAX_CONCURRENT_COMMANDS: u32 = 64;
@@ -53,11 +53,15 @@ fn max_operation_time(item: &TaskItem) -> Duration {
     let timeout = monitor.and_then(|monitor| monitor.op_timeout).unwrap_or(Monitor::OP_TIMEOUT);
     let start = monitor.and_then(|monitor| monitor.start_check_secs).unwrap_or(Monitor::START_CHECK_SECS);
     let stop = monitor.and_then(|monitor| monitor.stop_check_secs).unwrap_or(Monitor::STOP_CHECK_SECS);
-    let hooks = item.held.as_ref().map_or(0, |held| held.spec.hooks.launch_seconds(&held.spec.monitor));
+    let spec = item.held.as_ref().map(|held| &held.spec);
+    let launch_hooks = spec.map_or(0, |spec| spec.hooks.launch_seconds(&spec.monitor));
+    let stop_hook = spec.map_or(0, |spec| spec.hooks.stop_seconds(&spec.monitor));
+    let (starting, stopping) = (start.saturating_add(launch_hooks), stop.saturating_add(stop_hook));
     let (commands, checks) = match &item.op {
-        Some(AgentOp::Start) => (1, start.saturating_add(hooks)),
-        Some(AgentOp::Stop | AgentOp::Kill) => (1, stop),
-        Some(AgentOp::Restart) => (2, start.saturating_add(stop).saturating_add(hooks)),
+        Some(AgentOp::Start) => (1, starting),
+        Some(AgentOp::Stop) => (1, stopping),
+        Some(AgentOp::Kill) => (1, stop),
+        Some(AgentOp::Restart) => (2, starting.saturating_add(stopping)),
         Some(AgentOp::Reload) => (1, 0),
         Some(AgentOp::Status | AgentOp::Host | AgentOp::Unhost | AgentOp::Rename { .. }) | None => (0, 0),
     };
@@ -103,7 +107,7 @@ impl<S: Store> Gateway<S> {
                     late.iter().fold(txn, |txn, (nth, _)| txn.only_if(keys::row_result(&task.id, *nth), 0))
                 }
             };
-            if !txn.writes.is_empty() && matches!(self.store.txn(txn).await?, Outcome::Conflict(_)) {
+            if !txn.writes.is_empty() && matches!(self.store.txn(txn).await?, TxnOutcome::Conflict(_)) {
                 continue;
             }
             expired += late.len();
@@ -144,6 +148,7 @@ mod tests {
             written: None,
             job_key: None,
             takes: None,
+            repairs: false,
             supervises: false,
             spec: None,
             held: Some(OwnedSpec {
@@ -156,13 +161,24 @@ mod tests {
             generation: None,
             refused: None,
         };
-        let added = |op: AgentOp, timeout: Option<u32>| {
-            let hook = Hook { run: "./migrate".to_owned(), timeout };
-            let with = max_operation_time(&item(op.clone(), Hooks { before_start: Some(hook) }));
-            with - max_operation_time(&item(op, Hooks::default()))
+        let hook = |timeout| Some(Hook { run: "./work".to_owned(), timeout, ..Hook::default() });
+        let added = |op: AgentOp, hooks: Hooks| {
+            max_operation_time(&item(op.clone(), hooks)) - max_operation_time(&item(op, Hooks::default()))
         };
-        assert_eq!(added(AgentOp::Start, Some(300)), Duration::from_secs(300));
-        assert_eq!(added(AgentOp::Restart, None), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
-        assert_eq!(added(AgentOp::Stop, Some(300)), Duration::ZERO);
+        let before = |timeout| Hooks { before_start: hook(timeout), ..Hooks::default() };
+        assert_eq!(added(AgentOp::Start, before(Some(300))), Duration::from_secs(300));
+        assert_eq!(added(AgentOp::Restart, before(None)), Duration::from_secs(Monitor::OP_TIMEOUT.into()));
+        assert_eq!(added(AgentOp::Stop, before(Some(300))), Duration::ZERO);
+        let all =
+            Hooks { before_start: hook(Some(1)), before_stop: hook(Some(20)), after_start: hook(Some(300)) };
+        for (op, secs) in [
+            (AgentOp::Start, 301),
+            (AgentOp::Stop, 20),
+            (AgentOp::Restart, 321),
+            (AgentOp::Kill, 0),
+            (AgentOp::Reload, 0),
+        ] {
+            assert_eq!(added(op.clone(), all.clone()), Duration::from_secs(secs), "{op:?}");
+        }
     }
 }

@@ -3,9 +3,9 @@
 //! A failed start registers nothing, so that the planner finds the instance absent and plans the same start again. The
 //! report of the attempt is stored under a key of its own until a start succeeds, or for a day.
 
-use super::access::Grant;
 use super::processes::Query;
 use super::registry::RegistryRecord;
+use super::secret_keys::{RowDigests, RowReader};
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::Report;
 use crate::clock;
@@ -22,7 +22,7 @@ impl<S: Store> Gateway<S> {
         &self,
         page: &mut ProcessPage,
         query: &Query,
-        grant: &Grant,
+        reader: &RowReader<'_>,
         limit: usize,
     ) -> Result<(), ApiError> {
         let prefix = keys::failed_starts_prefix(query.exact_namespace());
@@ -40,8 +40,9 @@ impl<S: Store> Gateway<S> {
                 let is_registered = self.store.get(&keys::registration(&key)).await?.is_some();
                 let owner =
                     report.history.failed_start.as_ref().and_then(|failed| failed.spec.owner.as_deref());
-                if grant.may_see(&key, owner) && !is_registered {
-                    page.items.extend(self.failed_start_row(&key, &report, query));
+                if reader.grant.may_see(&key, owner) && !is_registered {
+                    let digests = reader.digests(owner);
+                    page.items.extend(self.failed_start_row(&key, &report, query, &digests));
                 }
             }
             if found.more.is_none() {
@@ -51,14 +52,20 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The row of a failed start: nothing is registered, supervised or running. Its spec is that of the attempt.
-    fn failed_start_row(&self, key: &InstanceKey, report: &Report, query: &Query) -> Option<GatewayProcess> {
+    fn failed_start_row(
+        &self,
+        key: &InstanceKey,
+        report: &Report,
+        query: &Query,
+        digests: &RowDigests,
+    ) -> Option<GatewayProcess> {
         let failed = report.history.failed_start.as_ref()?;
         let (given, registered) = (failed.spec.clone(), failed.at / 1000);
         let record =
             RegistryRecord { given, supplier: None, registered, generation: None, secrets: Vec::new() };
         let row = query
             .matches(key, Some(&record))
-            .then(|| self.process(key, &record, Some(report), query.is_whole()))?;
+            .then(|| self.process(key, &record, Some(report), query.is_whole(), digests))?;
         let health = Health::Failed.word().to_owned();
         Some(GatewayProcess { registered: false, registered_at: None, revision: None, health, ..row })
     }

@@ -4,7 +4,7 @@
 //! task that is being written and not in memory yet.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use tracing::warn;
@@ -14,15 +14,19 @@ use super::{ApiError, Gateway};
 use crate::agent_protocol::Join;
 use crate::clock;
 use crate::ids::fresh_id;
-use crate::store::{Outcome, Store, Txn, keys};
+use crate::store::{Store, Txn, TxnOutcome, keys};
 
 /// Numbers follow the clock in milliseconds. A number more than a week ahead comes from a broken clock or a forged
 /// agent.
 const MAX_AHEAD_MS: u64 = 7 * 86_400_000;
 
-/// Task numbers that bound the floor.
+/// Task numbers that bound the floor, and the floor.
 #[derive(Default)]
-pub struct TaskNumbers(Mutex<Inner>);
+pub struct TaskNumbers {
+    inner: Mutex<Inner>,
+    /// All operations with a sequence number up to this one are final.
+    floor: AtomicU64,
+}
 
 #[derive(Default)]
 struct Inner {
@@ -41,7 +45,11 @@ pub struct TaskCreation<'a> {
 
 impl TaskNumbers {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Acquire)
     }
 
     /// Must be called before a number is allocated in the store.
@@ -82,7 +90,7 @@ impl<S: Store> Gateway<S> {
         let bound = self.numbers.bound();
         let open = self.tasks.unfinished().iter().filter_map(|task| task.first_open_seq()).min();
         let floor = open.map_or(bound, |open| bound.min(open.saturating_sub(1)));
-        self.floor.fetch_max(floor, Ordering::AcqRel);
+        self.numbers.floor.fetch_max(floor, Ordering::AcqRel);
     }
 
     /// Raises the task number above an agent's last one, which another gateway or a lost store may have assigned.
@@ -104,7 +112,7 @@ impl<S: Store> Gateway<S> {
             }
             let txn = Txn::put(keys::TASK_NUMBER, known.to_string())
                 .only_if(keys::TASK_NUMBER, entry.map_or(0, |entry| entry.mod_seq));
-            if let Outcome::Written(_) = self.store.txn(txn).await? {
+            if let TxnOutcome::Written(_) = self.store.txn(txn).await? {
                 warn!(agent = %join.agent, last_seq = join.last_seq, "the agent reports a larger sequence number than the store: was the store restored from a backup?");
                 return Ok(());
             }

@@ -81,10 +81,7 @@ pub(super) async fn handle<S: Store>(
             serde_json::to_value(gateway.agent_states(&request(&caller, log, body)?)?)?
         }
         ApiCall::Agents { by_id: false } => Value::Object(gateway.agents(&request(&caller, log, body)?)?),
-        ApiCall::Processes => {
-            let page = gateway.processes(&list_query(grant, log, parts)?, grant).await?;
-            return Ok(json(StatusCode::OK, &Envelope::ok(page)));
-        }
+        ApiCall::Processes | ApiCall::ProcessDigests => return processes(gateway, grant, log, parts).await,
         ApiCall::Figures => {
             let series = figures(gateway, &caller, log, &instance_parameter(parts)?).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(series)));
@@ -111,6 +108,22 @@ pub(super) async fn handle<S: Store>(
         ApiCall::RenewCertificate | ApiCall::Enroll | ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// The list of processes, in either form.
+async fn processes<S: Store>(
+    gateway: &Gateway<S>,
+    grant: &Grant,
+    log: &mut RequestLog,
+    parts: &Parts,
+) -> Result<Response, ApiError> {
+    let query = list_query(grant, log, parts)?;
+    if log.call == ApiCall::ProcessDigests {
+        let page = gateway.process_digests(&query, grant).await?;
+        return Ok(json(StatusCode::OK, &Envelope::ok(page)));
+    }
+    let page = gateway.processes(&query, grant).await?;
+    Ok(json(StatusCode::OK, &Envelope::ok(page)))
 }
 
 /// Entries of the audit log, or its verification.
@@ -481,5 +494,6 @@ fn query(parts: &Parts) -> Query {
         brief: get("brief"),
         numbers: get("numbers"),
         attempts: get("attempts"),
+        digests: get("digests"),
     }
 }

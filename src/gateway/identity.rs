@@ -5,7 +5,7 @@
 //! started or hosted with the identity takes it over, and owns it until it is unregistered, even while stopped.
 //! Registrations without their identity are stored in `claim/HOST/NAMESPACE/NAME`.
 //!
-//! GSE 2.0 has no call that unregisters. Its calls therefore exchange the name of a process: see [`Succession`].
+//! GSE 2.0 has no call that unregisters. Its calls therefore exchange the name of a process: see [`IdentityTransfer`].
 
 use std::collections::HashSet;
 
@@ -31,7 +31,7 @@ pub(super) enum IdentityOwner {
 
 /// What a start or host of another name with an identity does, by a client whose dialect cannot unregister. Both names
 /// must have the same owner.
-enum Succession {
+enum IdentityTransfer {
     /// The identity stays with its process.
     Refused,
     /// The earlier process neither runs nor is supervised: for these dialects it is absent.
@@ -213,12 +213,12 @@ impl<S: Store> Gateway<S> {
             }
             IdentityOwner::Other(other, entry) => {
                 match self.succession(item, &other, starts, caller).await? {
-                    Succession::Refused => Ok(refused(&other)),
-                    Succession::Released => {
+                    IdentityTransfer::Refused => Ok(refused(&other)),
+                    IdentityTransfer::Released => {
                         info!(instance = %own, from = %other, "identity reassigned: its owner starts it under another name");
                         Ok((None, mine(entry.mod_seq).and(self.reassignment(own, &other).await?)))
                     }
-                    Succession::Renamed => {
+                    IdentityTransfer::Renamed => {
                         info!(instance = %own, from = %other, "the host operation renames the process of its owner");
                         let from = instance(&other, &own.host);
                         (item.op, item.supervises) = (Some(AgentOp::Rename { from }), true);
@@ -248,37 +248,37 @@ impl<S: Store> Gateway<S> {
         other: &ProcessKey,
         starts: &OpenStarts,
         caller: &Caller,
-    ) -> Result<Succession, ApiError> {
+    ) -> Result<IdentityTransfer, ApiError> {
         let hosts = match item.op {
             Some(AgentOp::Host) => true,
             Some(AgentOp::Start) => false,
-            Some(_) | None => return Ok(Succession::Refused),
+            Some(_) | None => return Ok(IdentityTransfer::Refused),
         };
         // Abide's own clients unregister and rename.
         let Some(owner) = item.held.as_ref().and_then(|held| held.owner.as_deref()) else {
-            return Ok(Succession::Refused);
+            return Ok(IdentityTransfer::Refused);
         };
         let other = instance(other, &item.instance.host);
         let of_other = self.record(&other).await?.and_then(|record| record.given.owner);
         if caller.is_abide() || of_other.as_deref() != Some(owner) {
-            return Ok(Succession::Refused);
+            return Ok(IdentityTransfer::Refused);
         }
         match self.check_change(caller, &other, None).await {
-            Err(ApiError::NotAllowed(_)) => return Ok(Succession::Refused),
+            Err(ApiError::NotAllowed(_)) => return Ok(IdentityTransfer::Refused),
             checked => checked?,
         }
         // A missing agent may run it.
         if self.hosts.agent_version(&other.host).is_none() || self.open_starts(starts).await?.contains(&other)
         {
-            return Ok(Succession::Refused);
+            return Ok(IdentityTransfer::Refused);
         }
         let report = self.report(&other).await?;
         let (runs, is_hosted) =
             report.map_or((false, false), |report| (report.live.is_some(), report.hosted));
         Ok(match (runs, is_hosted) {
-            (false, false) => Succession::Released,
-            (true, false) if hosts && !self.is_in_use(&item.instance).await? => Succession::Renamed,
-            (true, false) | (_, true) => Succession::Refused,
+            (false, false) => IdentityTransfer::Released,
+            (true, false) if hosts && !self.is_in_use(&item.instance).await? => IdentityTransfer::Renamed,
+            (true, false) | (_, true) => IdentityTransfer::Refused,
         })
     }
 

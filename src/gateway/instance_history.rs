@@ -1,8 +1,8 @@
 //! Instance history: the exits and scheduled runs that an agent reports, as the rows of the API show them.
 
-use crate::agent_protocol::{ProcessExit, Report, ScheduledRun};
+use crate::agent_protocol::{ProcessExit, Report, ReportedProbe, ScheduledRun};
 use crate::clock;
-use crate::contract::{ExitDetails, RunDetails};
+use crate::contract::{ExitDetails, ProbeDetails, RunDetails};
 use crate::model::Time;
 
 /// The last exits of a report, newest first.
@@ -13,6 +13,12 @@ pub fn exits(report: Option<&Report>) -> Vec<ExitDetails> {
 
 pub fn last_exit(report: Option<&Report>) -> Option<ExitDetails> {
     report.and_then(|report| report.history.exits.last()).map(exit_details)
+}
+
+/// The last health probe; `None`: the process has none, or does not run.
+pub fn last_probe(report: Option<&Report>) -> Option<ProbeDetails> {
+    let ReportedProbe { at, success, output } = report?.probe.as_ref()?;
+    Some(ProbeDetails { time: Time(*at).to_string(), success: *success, output: output.clone() })
 }
 
 /// The last runs of a scheduled process, newest first; `None`: it has none.

@@ -337,7 +337,7 @@ fn check_limits<S: Store>(
 ) -> Result<(), ErrorReply> {
     if !shared.authenticator.within_rate(&login.app.code, shared.limits.rate) {
         shared.gateway.metrics.count_shed();
-        let message = format!("rate limit exceeded: at most {} requests per second", shared.limits.rate);
+        let message = format!("rate limit exceeded: at most {} per second", shared.limits.rate);
         return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
     }
     match call.rule() {

@@ -15,10 +15,10 @@
 //!
 //! Agents authenticate by a static token, or by a client certificate that [`fleet`] issues for a join token.
 //!
-//! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
-//! use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
+//! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), also in a
+//! compact form ([`process_digests`]), and controllers use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
 //! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
-//! digests in place of secrets ([`secrets`]). [`audit`] records who did what, in files with a hash chain.
+//! digests in place of secrets ([`secrets`], [`secret_keys`]). [`audit`] records who did what, in files with a hash chain.
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
@@ -46,6 +46,7 @@ mod missing_agents;
 mod namespace_limits;
 mod openapi;
 mod operate;
+mod process_digests;
 mod processes;
 mod registry;
 mod reply;
@@ -54,15 +55,17 @@ mod report_usage;
 mod results;
 pub mod routes;
 mod scope;
+mod secret_keys;
 mod secrets;
 mod state;
 mod state_scope;
+mod state_secrets;
 mod status;
 mod store_trim;
 mod tasks;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use crate::access;
@@ -72,6 +75,7 @@ use crate::store::{Store, Txn, keys};
 
 pub use fleet::{FleetMembership, FleetTrust};
 pub use registry::RegistryRecord;
+pub use reply::overload_body;
 pub use state::StoreRequest;
 pub use store_trim::excess_entries;
 
@@ -89,12 +93,11 @@ pub struct Gateway<S> {
     timeouts: OperationTimeouts,
     tasks: tasks::Tasks,
     numbers: floor::TaskNumbers,
-    /// All operations with a sequence number up to this one are final.
-    floor: AtomicU64,
     hosts: hosts::AgentSessions,
     log_streams: logs::LogStreams,
     report_usage: report_usage::ReportUsage,
     figures: figures::FigureQueries,
+    digests: process_digests::DigestCache,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
@@ -116,11 +119,11 @@ impl<S: Store> Gateway<S> {
             timeouts: OperationTimeouts { agent: AGENT_TIMEOUT, allowance: ALLOWANCE },
             tasks: tasks::Tasks::default(),
             numbers: floor::TaskNumbers::default(),
-            floor: AtomicU64::new(0),
             hosts: hosts::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             report_usage: report_usage::ReportUsage::default(),
             figures: figures::FigureQueries::default(),
+            digests: process_digests::DigestCache::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
             audit: None,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ApiError;
 use super::access::{NamespaceLimitTable, NamespaceLimits};
+use crate::model::count;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct NamespaceUsage {
@@ -28,8 +29,9 @@ impl NamespaceShares {
         let mut all = self.usage();
         let own = all.get(namespace).copied().unwrap_or_default();
         if let Some(most) = limits.requests.filter(|most| own.requests >= *most) {
+            let most = count(most, "request");
             return Err(ApiError::Busy(format!(
-                "namespace {namespace} may have at most {most} requests in flight (namespaces.{namespace}.requests)"
+                "namespace {namespace} may have at most {most} in flight (namespaces.{namespace}.requests)"
             )));
         }
         if let Some(most) = limits.bytes.filter(|most| own.bytes.saturating_add(bytes) > *most) {

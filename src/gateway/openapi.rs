@@ -12,8 +12,8 @@ use crate::agent_protocol::{
 };
 use crate::contract::{
     AccessInfo, AuditPage, AuditVerification, CreatedJoinToken, FigureSeries, HostEntry, HostRevocation,
-    JoinTokenRequest, JoinTokenRow, LogLine, ProcessChange, ProcessPage, RenameRequest, Revoked, SchemaSet,
-    ServerHealth, StoreAnswer, StoreRequest, TaskAnswer, TokenRevocation,
+    JoinTokenRequest, JoinTokenRow, LogLine, ProcessChange, ProcessDigestPage, ProcessPage, RenameRequest,
+    Revoked, SchemaSet, ServerHealth, StoreAnswer, StoreRequest, TaskAnswer, TokenRevocation,
 };
 use crate::gse::JobBody;
 use crate::gse::request::{JobTaskQuery, MultiRequest, ProcRequest, TaskQuery};
@@ -85,6 +85,9 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::Job(_) => "JOB: operate processes, identified by their paths",
         ApiCall::JobResult => "JOB: get the rows of a task",
         ApiCall::Processes => "List processes with all facts, paged",
+        ApiCall::ProcessDigests => {
+            "List processes with the facts that determine a plan and with digests of their specs, paged"
+        }
         ApiCall::Figures => "Get fresh figures of an instance, and those of the last hour",
         ApiCall::Watch => "Stream process changes after a number, one JSON object per line",
         ApiCall::Logs => "Stream the log of a process on a host, one JSON object per line",
@@ -135,7 +138,8 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::RevokeJoinToken => schemas.request::<TokenRevocation>(),
         ApiCall::RevokeHost => schemas.request::<HostRevocation>(),
         ApiCall::RenewCertificate | ApiCall::JoinTokens => return None,
-        ApiCall::Processes | ApiCall::Figures | ApiCall::Watch | ApiCall::Hosts => return None,
+        ApiCall::Processes | ApiCall::ProcessDigests | ApiCall::Figures => return None,
+        ApiCall::Watch | ApiCall::Hosts => return None,
         ApiCall::Tasks | ApiCall::Stream | ApiCall::Logs | ApiCall::Access => return None,
         ApiCall::Audit | ApiCall::VerifyAudit => return None,
         ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => return None,
@@ -156,9 +160,21 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
             "attempts",
             "processes: if set, also list instances that are not registered because their first start failed",
         ),
+        (
+            "digests",
+            "`keyed`: digests of secrets under a key, which the answer has if the grant covers the owner",
+        ),
     ];
     match call {
         ApiCall::Processes | ApiCall::Watch => FILTERS,
+        ApiCall::ProcessDigests => &[
+            ("namespace", "glob pattern"),
+            ("name", "glob pattern"),
+            ("host", "glob pattern of CLOUD:IP or @AGENT_ID"),
+            ("owner", "exact owner"),
+            ("after", "`more` of the previous page"),
+            ("limit", "1 to 10000"),
+        ],
         ApiCall::Logs => &[
             ("namespace", "namespace of the process"),
             ("name", "name of the process"),
@@ -195,6 +211,10 @@ fn headers(call: ApiCall) -> Vec<Value> {
         ("X-Abide-Plan", "plan id, for the audit log"),
         ("X-Abide-Revision", "revision of the manifests, for the audit log"),
         ("X-Abide-Commit", "commit of the manifests, for the audit log"),
+        (
+            "X-Abide-Break-Glass",
+            "reason of a change outside of a maintenance window, percent-encoded, for the audit log",
+        ),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
     match call.changes() && matches!(call.rule(), RouteRule::App(..)) {
@@ -223,6 +243,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Job(_) => envelope::<JobTaskData>(schemas),
         ApiCall::JobResult => envelope::<JobResult>(schemas),
         ApiCall::Processes => envelope::<ProcessPage>(schemas),
+        ApiCall::ProcessDigests => envelope::<ProcessDigestPage>(schemas),
         ApiCall::Figures => envelope::<FigureSeries>(schemas),
         ApiCall::Watch => schemas.response::<ProcessChange>(),
         ApiCall::Logs => schemas.response::<LogLine>(),

@@ -73,7 +73,8 @@ impl<S: Store> Gateway<S> {
                 };
                 let written = written.get(&host.key).cloned();
                 let item = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
-                items.push(TaskItem { written, takes: request.takes.clone(), ..item });
+                let repairs = request.repairs.unwrap_or_default();
+                items.push(TaskItem { written, takes: request.takes.clone(), repairs, ..item });
             }
         }
         reject_repeated(&mut items, &mut rejected);
@@ -351,6 +352,7 @@ fn task_item(
         refused,
         written: None,
         takes: None,
+        repairs: false,
         job_key: None,
         supervises,
     }

@@ -12,14 +12,16 @@ use tracing::error;
 use super::access::Grant;
 use super::failed_starts::is_failed_start;
 use super::hosts::HostSession;
-use super::instance_history::{exits, last_exit, next_runs, runs};
+use super::instance_history::{exits, last_exit, last_probe, next_runs, runs};
 use super::registry::RegistryRecord;
+use super::secret_keys::{RowDigests, RowReader};
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::instance;
 use super::{ApiError, Gateway, readable};
-use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
+use crate::agent_protocol::{AgentFiles, OwnedSpec, Report, ReportedRun};
 use crate::contract::{
-    self, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec, RunReport,
+    self, AgentFilePaths, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec,
+    RunReport,
 };
 use crate::error_chain::chain;
 use crate::model::{Health, HostKey, InstanceKey, ProcessKey, Time, glob};
@@ -50,22 +52,40 @@ pub struct Query {
     pub numbers: Option<String>,
     /// List only: also instances that are not registered, because their first start failed.
     pub attempts: Option<String>,
+    /// `keyed`: digests of secrets under the key of the row's owner.
+    pub digests: Option<String>,
 }
 
 impl Query {
     pub(super) fn matches(&self, key: &InstanceKey, record: Option<&RegistryRecord>) -> bool {
+        self.matches_key(key) && self.matches_owner(record.and_then(|record| record.given.owner.as_deref()))
+    }
+
+    pub(super) fn matches_key(&self, key: &InstanceKey) -> bool {
         let is =
             |pattern: &Option<String>, text: &str| pattern.as_ref().is_none_or(|pattern| glob(pattern, text));
-        let owner = record.and_then(|record| record.given.owner.as_deref());
         is(&self.namespace, key.namespace.as_str())
             && is(&self.name, key.name.as_str())
-            && is(&self.host, &key.host.to_string())
-            && self.owner.as_ref().is_none_or(|wanted| owner == Some(wanted))
+            && (self.host.is_none() || is(&self.host, &key.host.to_string()))
+    }
+
+    pub(super) fn matches_owner(&self, owner: Option<&str>) -> bool {
+        self.owner.as_deref().is_none_or(|wanted| owner == Some(wanted))
+    }
+
+    /// Prefix of the registrations that can match.
+    pub(super) fn prefix(&self) -> String {
+        let name = self.name.as_deref().filter(|text| !is_pattern(text));
+        match (self.exact_namespace(), name) {
+            (Some(namespace), Some(name)) => format!("{}{name}/", keys::registrations_prefix(namespace)),
+            (Some(namespace), None) => keys::registrations_prefix(namespace),
+            (None, _) => keys::REGISTRATION_PREFIX.to_owned(),
+        }
     }
 
     /// The namespace, unless it is a pattern.
     pub(super) fn exact_namespace(&self) -> Option<&str> {
-        self.namespace.as_deref().filter(|text| !text.contains(['*', '?', '[']))
+        self.namespace.as_deref().filter(|text| !is_pattern(text))
     }
 
     /// Whether rows have specs and exits.
@@ -73,7 +93,11 @@ impl Query {
         self.brief.is_none()
     }
 
-    fn limit(&self) -> Result<usize, ApiError> {
+    pub(super) fn wants_keyed_digests(&self) -> bool {
+        self.digests.as_deref() == Some("keyed")
+    }
+
+    pub(super) fn limit(&self) -> Result<usize, ApiError> {
         let Some(text) = &self.limit else { return Ok(DEFAULT_LIMIT) };
         let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
         limit.ok_or_else(|| ApiError::BadRequest(format!("limit is {text:?}: it must be 1 to {MAX_LIMIT}")))
@@ -84,29 +108,29 @@ impl<S: Store> Gateway<S> {
     /// A page of processes, sorted by namespace, name and host; failed starts follow. `more`: the `after` of the next page.
     pub async fn processes(&self, query: &Query, grant: &Grant) -> Result<ProcessPage, ApiError> {
         let limit = query.limit()?;
+        let reader = self.row_reader(query.wants_keyed_digests(), grant).await;
         let mut page = match query.after.as_deref().is_some_and(is_failed_start) {
             true => {
                 let as_of = self.store.range("", None, 0).await?.as_of;
-                ProcessPage { items: Vec::new(), more: None, as_of }
+                ProcessPage { items: Vec::new(), more: None, as_of, secret_keys: BTreeMap::new() }
             }
-            false => self.registered_processes(query, grant, limit).await?,
+            false => self.registered_processes(query, &reader, limit).await?,
         };
         if page.more.is_none() && query.attempts.is_some() {
-            self.add_failed_starts(&mut page, query, grant, limit).await?;
+            self.add_failed_starts(&mut page, query, &reader, limit).await?;
         }
+        page.secret_keys = reader.keys(&page.items);
         Ok(page)
     }
 
     async fn registered_processes(
         &self,
         query: &Query,
-        grant: &Grant,
+        reader: &RowReader<'_>,
         limit: usize,
     ) -> Result<ProcessPage, ApiError> {
-        let prefix = match query.exact_namespace() {
-            Some(namespace) => keys::registrations_prefix(namespace),
-            None => keys::REGISTRATION_PREFIX.to_owned(),
-        };
+        let page_of = |items, more, as_of| ProcessPage { items, more, as_of, secret_keys: BTreeMap::new() };
+        let prefix = query.prefix();
         let mut items: Vec<GatewayProcess> = Vec::new();
         let mut after = query.after.clone();
         let mut as_of = None;
@@ -116,21 +140,22 @@ impl<S: Store> Gateway<S> {
             let as_of = *as_of.get_or_insert(page.as_of);
             for entry in &page.entries {
                 if items.len() == limit {
-                    return Ok(ProcessPage { items, more: after, as_of });
+                    return Ok(page_of(items, after, as_of));
                 }
                 after = Some(entry.key.to_string());
-                // A record that cannot be read is logged and left out.
-                let (Some(key), Some(record)) =
-                    (keys::instance_of(&entry.key), readable(entry.decode::<RegistryRecord>()))
-                else {
+                let Some(key) = keys::instance_of(&entry.key).filter(|key| query.matches_key(key)) else {
                     continue;
                 };
-                if query.matches(&key, Some(&record)) && grant.may_see(&key, record.given.owner.as_deref()) {
-                    items.push(self.process_row(&key, &record, query.is_whole()).await?);
+                // A record that cannot be read is logged and left out.
+                let Some(record) = readable(entry.decode::<RegistryRecord>()) else { continue };
+                let owner = record.given.owner.as_deref();
+                if query.matches(&key, Some(&record)) && reader.grant.may_see(&key, owner) {
+                    let digests = reader.digests(owner);
+                    items.push(self.process_row(&key, &record, query.is_whole(), &digests).await?);
                 }
             }
             if page.more.is_none() {
-                return Ok(ProcessPage { items, more: None, as_of });
+                return Ok(page_of(items, None, as_of));
             }
         }
     }
@@ -141,13 +166,14 @@ impl<S: Store> Gateway<S> {
         key: &InstanceKey,
         record: &RegistryRecord,
         whole: bool,
+        digests: &RowDigests,
     ) -> Result<GatewayProcess, ApiError> {
         match self.report(key).await {
             Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
                 error!(%error, "cannot read the report of an instance");
-                Ok(GatewayProcess { unknown: true, ..self.process(key, record, None, whole) })
+                Ok(GatewayProcess { unknown: true, ..self.process(key, record, None, whole, digests) })
             }
-            report => Ok(self.process(key, record, report?.as_ref(), whole)),
+            report => Ok(self.process(key, record, report?.as_ref(), whole, digests)),
         }
     }
 
@@ -157,6 +183,7 @@ impl<S: Store> Gateway<S> {
         record: &RegistryRecord,
         report: Option<&Report>,
         whole: bool,
+        digests: &RowDigests,
     ) -> GatewayProcess {
         let given = &record.given;
         let live = report.and_then(|report| report.live.as_ref());
@@ -182,6 +209,7 @@ impl<S: Store> Gateway<S> {
             owner: given.owner.clone(),
             revision: given.revision,
             live_revision: live.and_then(|live| live.revision),
+            secret_key: None,
             live_spec_unknown: report.is_some_and(|report| report.live_spec_unknown && live.is_some()),
             health: health.unwrap_or(Health::NotReported.word()).to_owned(),
             hosting: Hosting::from(Some(hosted)),
@@ -202,16 +230,25 @@ impl<S: Store> Gateway<S> {
             config: config.iter().map(|(path, state)| (path.clone(), json!(state))).collect(),
             restarts: report.map_or(0, |report| report.history.restarts),
             last_exit: last_exit(report),
+            probe: last_probe(report).filter(|_| whole),
             exits: whole.then(|| exits(report)),
             runs: runs(report).filter(|_| whole),
             next_runs: next_runs(report).filter(|_| whole),
+            agent_files: report.and_then(|report| report.files.as_ref()).filter(|_| whole).map(agent_files),
             spec: None,
             spec_redacted: None,
             live_spec: None,
             live_spec_redacted: None,
             ran: None,
         };
-        if whole { with_specs(row, given, live, report) } else { row }
+        let ran = report.and_then(|report| match &report.ran {
+            Some(ReportedRun::With(held)) => Some(held),
+            None | Some(ReportedRun::Never | ReportedRun::Unknown) => None,
+        });
+        let has_secrets = [Some(given), live, ran].into_iter().flatten().any(|held| has_secrets(&held.spec));
+        let digests = if has_secrets { digests } else { &RowDigests::Plain };
+        let row = with_revisions(row, digests);
+        if whole { with_specs(row, given, live, report, digests) } else { row }
     }
 
     /// Changes after a number, one JSON object per line: the number, and the current row or null if it was removed.
@@ -244,11 +281,12 @@ impl<S: Store> Gateway<S> {
         let last = changes.last().map_or(after, |change| change.number);
         // Read after the wait: the grant may have changed meanwhile.
         let Some(grant) = grant() else { return (watch_error(CREDENTIALS_REVOKED), after, true) };
-        // Whether the registration of an instance changed, and not only its report.
-        let mut changed: BTreeMap<InstanceKey, bool> = BTreeMap::new();
+        let mut changed: BTreeMap<InstanceKey, ChangedInstance> = BTreeMap::new();
         for change in &changes {
             if let Some(key) = keys::instance_of(&change.key) {
-                *changed.entry(key).or_default() |= change.key.starts_with(keys::REGISTRATION_PREFIX);
+                let known = changed.entry(key).or_default();
+                known.number = known.number.max(change.number);
+                known.is_registration |= change.key.starts_with(keys::REGISTRATION_PREFIX);
             }
         }
         match self.change_lines(query, changed, last, &grant).await {
@@ -257,16 +295,19 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// One line per changed instance.
+    /// One line per changed instance. A reader may receive the first lines only: the number of a line means that all changes
+    /// up to it were sent.
     async fn change_lines(
         &self,
         query: &Query,
-        changed: BTreeMap<InstanceKey, bool>,
+        changed: BTreeMap<InstanceKey, ChangedInstance>,
         last: Seq,
         grant: &Grant,
     ) -> Result<Vec<u8>, ApiError> {
-        let mut lines = Vec::new();
-        for (key, is_registration) in changed.into_iter().filter(|(key, _)| grant.may_see(key, None)) {
+        let reader = self.row_reader(query.wants_keyed_digests(), grant).await;
+        let mut rows: Vec<(Seq, InstanceKey, Option<GatewayProcess>)> = Vec::new();
+        for (key, change) in changed.into_iter().filter(|(key, _)| grant.may_see(key, None)) {
+            let ChangedInstance { number, is_registration } = change;
             let record = self.record(&key).await?;
             let is_foreign =
                 record.as_ref().is_some_and(|record| !grant.may_see(&key, record.given.owner.as_deref()));
@@ -281,24 +322,35 @@ impl<S: Store> Gateway<S> {
             }
             let record = record.filter(|record| query.matches(&key, Some(record)));
             let row = match record {
-                Some(record) => Some(self.process_row(&key, &record, query.brief.is_none()).await?),
+                Some(record) => {
+                    let digests = reader.digests(record.given.owner.as_deref());
+                    Some(self.process_row(&key, &record, query.brief.is_none(), &digests).await?)
+                }
                 None => None,
             };
+            rows.push((number, key, row));
+        }
+        rows.sort_by_key(|(number, ..)| *number);
+        let numbers: Vec<Seq> = rows.iter().map(|(number, ..)| *number).collect();
+        let mut lines = Vec::new();
+        for (nth, (number, key, row)) in rows.into_iter().enumerate() {
+            // One transaction may change several instances.
+            let is_last_of_number = numbers.get(nth + 1) != Some(&number);
             let changed = ProcessChange {
-                number: Some(last),
+                number: Some(if is_last_of_number { number } else { number.saturating_sub(1) }),
                 instance: Some(key),
+                secret_keys: reader.keys(&row),
                 process: Some(row),
                 ..ProcessChange::empty()
             };
             lines.extend(line(&changed));
         }
-        match (lines.is_empty(), query.numbers.is_some()) {
-            (false, _) => {}
-            (true, true) => {
-                lines.extend(line(&ProcessChange { number: Some(last), ..ProcessChange::empty() }))
-            }
+        match (numbers.last(), query.numbers.is_some()) {
+            (Some(number), true) if *number == last => {}
+            (_, true) => lines.extend(line(&ProcessChange { number: Some(last), ..ProcessChange::empty() })),
+            (Some(_), false) => {}
             // A heartbeat.
-            (true, false) => lines.push(b'\n'),
+            (None, false) => lines.push(b'\n'),
         }
         Ok(lines)
     }
@@ -350,9 +402,36 @@ impl<S: Store> Gateway<S> {
     }
 }
 
+fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// A change of an instance.
+#[derive(Default)]
+struct ChangedInstance {
+    /// The last change.
+    number: Seq,
+    /// Its registration changed, and not only its report.
+    is_registration: bool,
+}
+
 /// A time of a report; 0: never.
-fn time(ms: i64) -> Option<String> {
+pub(super) fn time(ms: i64) -> Option<String> {
     (ms > 0).then(|| Time(ms).to_string())
+}
+
+/// The revisions of a row, in the form of its digests.
+fn with_revisions(row: GatewayProcess, digests: &RowDigests) -> GatewayProcess {
+    match digests {
+        RowDigests::Plain => row,
+        RowDigests::Hidden => GatewayProcess { revision: None, live_revision: None, ..row },
+        RowDigests::Keyed(key) => GatewayProcess {
+            revision: row.revision.map(|revision| key.keyed_revision(&revision)),
+            live_revision: row.live_revision.map(|revision| key.keyed_revision(&revision)),
+            secret_key: Some(key.id().to_owned()),
+            ..row
+        },
+    }
 }
 
 /// Adds the specs of a row. Clients without support for redacted specs compare revisions.
@@ -361,30 +440,39 @@ fn with_specs(
     given: &OwnedSpec,
     live: Option<&OwnedSpec>,
     report: Option<&Report>,
+    digests: &RowDigests,
 ) -> GatewayProcess {
-    let labels = &given.spec.labels;
-    let redacted = |held: &OwnedSpec| has_secrets(&held.spec).then(|| redacted_spec(&held.spec, labels));
-    let value = |redacted: &ReportedSpec| serde_json::to_value(redacted).ok();
-    match redacted(given) {
+    let (labels, key) = (&given.spec.labels, digests.key());
+    let is_hidden = matches!(digests, RowDigests::Hidden);
+    let redacted = |held: &OwnedSpec| redacted_spec(&held.spec, labels, key);
+    let value = |redacted: &ReportedSpec| serde_json::to_value(redacted).ok().filter(|_| !is_hidden);
+    let is_secret = |held: &&OwnedSpec| has_secrets(&held.spec);
+    match Some(given).filter(is_secret).map(redacted) {
         Some(redacted) => {
-            row.revision.get_or_insert(redacted.revision);
+            row.revision = row.revision.or(Some(redacted.revision)).filter(|_| !is_hidden);
             (row.spec, row.spec_redacted) = (Some(None), value(&redacted));
         }
-        None => row.spec = Some(Some(spec_with_digests(&given.spec))),
+        None => row.spec = Some(Some(spec_with_digests(&given.spec, key))),
     }
-    match live.and_then(redacted) {
+    match live.filter(is_secret).map(redacted) {
         Some(redacted) => {
-            row.live_revision.get_or_insert(redacted.revision);
+            row.live_revision = row.live_revision.or(Some(redacted.revision)).filter(|_| !is_hidden);
             (row.live_spec, row.live_spec_redacted) = (Some(None), value(&redacted));
         }
-        None => row.live_spec = Some(live.map(|held| spec_with_digests(&held.spec))),
+        None => row.live_spec = Some(live.map(|held| spec_with_digests(&held.spec, key))),
     }
+    let word = |word: &str| RunReport::Word(word.to_owned());
     row.ran = Some(match report.and_then(|report| report.ran.as_ref()) {
-        None | Some(ReportedRun::Never) => RunReport::Word("never".to_owned()),
-        Some(ReportedRun::Unknown) => RunReport::Word("unknown".to_owned()),
-        Some(ReportedRun::With(held)) => {
-            RunReport::With { revision: held.revision, spec: Some(spec_with_digests(&held.spec)) }
-        }
+        None | Some(ReportedRun::Never) => word("never"),
+        Some(ReportedRun::Unknown) => word("unknown"),
+        Some(ReportedRun::With(_)) if is_hidden => word("unknown"),
+        Some(ReportedRun::With(held)) => RunReport::With {
+            revision: held.revision.map(|revision| match key {
+                Some(key) => key.keyed_revision(&revision),
+                None => revision,
+            }),
+            spec: Some(spec_with_digests(&held.spec, key)),
+        },
     });
     row
 }
@@ -405,3 +493,8 @@ fn watch_error(error: &str) -> Vec<u8> {
 
 /// The grant of the app of a watch, read for every change. `None`: the app was removed.
 pub type CurrentGrant = Arc<dyn Fn() -> Option<Arc<Grant>> + Send + Sync>;
+
+fn agent_files(files: &AgentFiles) -> AgentFilePaths {
+    let AgentFiles { pid_path, log_path } = files.clone();
+    AgentFilePaths { pid_path, log_path }
+}

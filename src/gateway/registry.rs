@@ -16,7 +16,7 @@ use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{Row, Rows};
 use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Secret, Spec};
-use crate::store::{Entry, Error, Outcome, Seq, Store, Txn, keys};
+use crate::store::{Entry, Error, Seq, Store, Txn, TxnOutcome, keys};
 
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ impl<S: Store> Gateway<S> {
             if txn.writes.is_empty() {
                 return Ok(rows);
             }
-            if let Outcome::Written(number) = self.store.txn(txn).await? {
+            if let TxnOutcome::Written(number) = self.store.txn(txn).await? {
                 pushes.into_iter().for_each(|(instance, given)| self.push_spec(instance, given, number));
                 return Ok(rows);
             }

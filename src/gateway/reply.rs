@@ -53,6 +53,12 @@ pub(super) fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
     error_reply(call, status, code, &message)
 }
 
+/// The envelope for a connection beyond the maximum, sent before its request is read.
+pub fn overload_body() -> String {
+    let envelope = Envelope::<Value>::failed(EnvelopeCode::CONCURRENCY_LIMITED, "too many connections");
+    serde_json::to_string(&envelope).unwrap_or_default()
+}
+
 /// An error in the envelope format of GSE or JOB.
 fn error_response(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
     let envelope = Envelope::<Value>::failed(code, message);

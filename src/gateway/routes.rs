@@ -32,6 +32,7 @@ pub enum ApiCall {
     Job(JobApi),
     JobResult,
     Processes,
+    ProcessDigests,
     Figures,
     Watch,
     Logs,
@@ -113,7 +114,9 @@ impl ApiCall {
             ApiCall::Result(_) | ApiCall::JobResult | ApiCall::Tasks => {
                 RouteRule::App(AccessRole::Read, Listed)
             }
-            ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts => RouteRule::App(AccessRole::Read, Listed),
+            ApiCall::Processes | ApiCall::ProcessDigests | ApiCall::Watch | ApiCall::Hosts => {
+                RouteRule::App(AccessRole::Read, Listed)
+            }
             ApiCall::State => RouteRule::App(AccessRole::Read, Keys),
             ApiCall::Access | ApiCall::Metrics | ApiCall::Description => {
                 RouteRule::App(AccessRole::Read, Nothing)
@@ -152,6 +155,7 @@ impl ApiCall {
             | ApiCall::Groups => false,
             ApiCall::Agents { .. }
             | ApiCall::Processes
+            | ApiCall::ProcessDigests
             | ApiCall::Figures
             | ApiCall::Watch
             | ApiCall::Logs
@@ -186,6 +190,7 @@ impl ApiCall {
             ApiCall::Job(JobApi::OperateProcess) => "operate_process",
             ApiCall::JobResult => "job_result",
             ApiCall::Processes => "processes",
+            ApiCall::ProcessDigests => "process_digests",
             ApiCall::Figures => "figures",
             ApiCall::Watch => "watch",
             ApiCall::Logs => "logs",
@@ -262,6 +267,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/c/compapi/v2/jobv3/get_proc_result", ApiCall::JobResult),
     ("POST", "/api/v2/cluster/list_agent_state", ApiCall::Agents { by_id: true }),
     ("GET", "/api/abide/v1/processes", ApiCall::Processes),
+    ("GET", "/api/abide/v1/processes/digests", ApiCall::ProcessDigests),
     ("GET", "/api/abide/v1/processes/figures", ApiCall::Figures),
     ("GET", "/api/abide/v1/processes/watch", ApiCall::Watch),
     ("GET", "/api/abide/v1/logs", ApiCall::Logs),

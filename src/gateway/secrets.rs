@@ -1,7 +1,8 @@
 //! Spec secrets: readers get digests, and a digest that a caller sends back selects the stored value.
 //!
 //! A row with a secret has no `spec`; `spec_redacted` has digests in place of the values, and the sums computed with
-//! the values, so that a planner can compare without them. Only the gateway and the agents have the values.
+//! the values, so that a planner can compare without them. Only the gateway and the agents have the values. Every digest of
+//! a row is keyed unless [`super::secret_keys`] decides otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::{ApiError, Gateway};
 use crate::agent_protocol::{OwnedSpec, ReportedRun};
 use crate::contract::ReportedSpec;
 use crate::gse::spec_body;
-use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
+use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, SecretKey, Spec};
 use crate::store::Store;
 
 /// Maximum replaced secrets stored per instance: a rollback sends the digest of one.
@@ -23,15 +24,16 @@ pub fn has_secrets(spec: &Spec) -> bool {
     spec.env.values().any(|value| matches!(value, EnvValue::Secret(_)))
 }
 
-/// A spec for readers, with digests in place of secrets.
-pub fn spec_with_digests(spec: &Spec) -> Value {
+/// A spec for readers, with digests in place of secrets. `key`: of the digests; `None`: they are plain.
+pub fn spec_with_digests(spec: &Spec, key: Option<&SecretKey>) -> Value {
     match has_secrets(spec) {
         false => spec_body(spec, Dialect::Abide),
         true => {
             let mut spec = spec.clone();
             for value in spec.env.values_mut() {
                 if let EnvValue::Secret(secret) = value {
-                    *value = EnvValue::Digest(secret.digest());
+                    let plain = secret.digest();
+                    *value = EnvValue::Digest(key.and_then(|key| key.keyed_digest(&plain)).unwrap_or(plain));
                 }
             }
             spec_body(&spec, Dialect::Abide)
@@ -40,10 +42,18 @@ pub fn spec_with_digests(spec: &Spec) -> Value {
 }
 
 /// Adds the digests of the full spec, which a reader cannot compute without the secrets. `labels`: labels of the row.
-pub fn redacted_spec(spec: &Spec, labels: &BTreeMap<String, String>) -> ReportedSpec {
+pub fn redacted_spec(
+    spec: &Spec,
+    labels: &BTreeMap<String, String>,
+    key: Option<&SecretKey>,
+) -> ReportedSpec {
     let whole = HashedSpec::new(Spec { labels: labels.clone(), ..spec.clone() });
-    let sum = format!("{:032x}", u128::from_be_bytes(whole.sum()));
-    ReportedSpec { spec: spec_with_digests(spec), revision: *whole.revision(), sum }
+    let (sum, revision) = match key {
+        None => (whole.sum(), *whole.revision()),
+        Some(key) => (key.keyed_sum(whole.sum()), key.keyed_revision(whole.revision())),
+    };
+    let sum = format!("{:032x}", u128::from_be_bytes(sum));
+    ReportedSpec { spec: spec_with_digests(spec, key), revision, sum }
 }
 
 /// The stored secrets of a record after a spec change, newest last.

@@ -1,12 +1,13 @@
 //! State API: store access over HTTP for controllers, for journals, ledgers, holds and leases.
 //!
 //! Only controller prefixes are accessible; registrations and agent reports are not. [`super::state_scope`] limits an app
-//! to the keys of its owners and namespaces.
+//! to the keys of its owners and namespaces, and [`super::state_secrets`] hides secrets from role `read`.
 
 use std::time::Duration;
 
 use super::access::{AccessRole, Grant};
 use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change};
+use super::state_secrets::StateReader;
 use super::{ApiError, Gateway};
 pub use crate::contract::StoreRequest;
 use crate::contract::{
@@ -15,7 +16,7 @@ use crate::contract::{
 };
 use crate::store::lease::{MAX_RESET, MAX_TTL};
 use crate::store::{
-    Change, Compare, Entry, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write, keys,
+    Change, Compare, Entry, Lease, LeaseAttempt, Reset, Seq, Store, Txn, TxnOutcome, Write, keys,
 };
 
 /// Maximum entries per response.
@@ -77,7 +78,7 @@ impl StoreRequest {
 }
 
 /// A key or prefix without `at/TARGET/`. A prefix that ends within that part contains every key of the target.
-fn without_target(key: &str) -> &str {
+pub(super) fn without_target(key: &str) -> &str {
     match key.strip_prefix("at/") {
         Some(rest) => rest.split_once('/').map_or("", |(_, rest)| rest),
         None => key,
@@ -97,25 +98,29 @@ impl<S: Store> Gateway<S> {
             check_prefix_scope(grant, &prefix)?;
             Ok::<_, ApiError>(prefix)
         };
+        let mut reader = StateReader::new(self, grant);
         Ok(match request {
             StoreRequest::Get { key } => {
                 let found = self.store.get(&check_key(key.clone())?).await?;
                 let value = found.as_ref().map(|entry| &*entry.value);
                 check_key_scope(grant, &key, value, KeyUse::Read)?;
-                StoreAnswer::Entry(found.as_ref().map(entry))
+                StoreAnswer::Entry(reader.entry(grant, found).await?.as_ref().map(entry))
             }
             StoreRequest::Range { prefix, after, limit } => {
                 let limit = limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
                 let prefix = check_prefix(prefix)?;
+                reader.check_prefix(grant, &prefix).await?;
                 let page = self.scoped_range(grant, &prefix, after.as_deref(), limit).await?;
-                let entries = page.entries.iter().map(entry).collect();
+                let entries = reader.entries(page.entries).await?.iter().map(entry).collect();
                 let more = page.more.as_deref().map(str::to_owned);
                 StoreAnswer::Page(StatePage { entries, more, as_of: page.as_of })
             }
             StoreRequest::Slice { prefix, skip, limit } => {
                 let prefix = check_prefix(prefix)?;
+                reader.check_prefix(grant, &prefix).await?;
                 let (entries, count) =
                     self.scoped_slice(grant, &prefix, skip, limit.min(MAX_ENTRIES)).await?;
+                let entries = reader.entries(entries).await?;
                 StoreAnswer::Slice(StateSlice { entries: entries.iter().map(entry).collect(), count })
             }
             StoreRequest::Txn { compares, writes } => {
@@ -124,7 +129,7 @@ impl<S: Store> Gateway<S> {
             StoreRequest::Changes { prefix, after, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(MAX_WAIT);
                 let prefix = check_prefix(prefix)?;
-                let changes = self.state_changes(&prefix, after, grant);
+                let changes = self.state_changes(&prefix, after, grant, &mut reader);
                 let changes = match tokio::time::timeout(wait, changes).await {
                     Ok(changes) => changes?,
                     Err(_) => Vec::new(),
@@ -162,11 +167,13 @@ impl<S: Store> Gateway<S> {
         prefix: &str,
         mut after: Seq,
         grant: &Grant,
+        reader: &mut StateReader<'_, S>,
     ) -> Result<Vec<Change>, ApiError> {
         loop {
             let mut changes = self.store.changes(prefix, after).await?;
             after = changes.last().map_or(after, |change| change.number);
             changes.retain(|change| may_read_change(grant, change));
+            let changes = reader.changes(changes).await?;
             if !changes.is_empty() {
                 return Ok(changes);
             }
@@ -210,8 +217,8 @@ impl<S: Store> Gateway<S> {
         self.check_compares(grant, &compares).await?;
         self.check_writes(grant, &writes).await?;
         Ok(match self.store.txn(Txn { compares, writes }).await? {
-            Outcome::Written(number) => TxnAnswer::Written(number),
-            Outcome::Conflict(key) => TxnAnswer::Conflict(key),
+            TxnOutcome::Written(number) => TxnAnswer::Written(number),
+            TxnOutcome::Conflict(key) => TxnAnswer::Conflict(key),
         })
     }
 }

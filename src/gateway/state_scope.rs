@@ -160,8 +160,19 @@ impl<S: Store> Gateway<S> {
         if grant.sees_everything() {
             return Ok(self.store.slice(prefix, skip, limit).await?);
         }
+        self.filtered_slice(prefix, skip, limit, |entry| may_read_entry(grant, entry)).await
+    }
+
+    /// Entries by offset and their count, of those that `is_visible` selects.
+    pub(super) async fn filtered_slice(
+        &self,
+        prefix: &str,
+        skip: usize,
+        limit: usize,
+        is_visible: impl Fn(&Entry) -> bool,
+    ) -> Result<(Vec<Entry>, usize), ApiError> {
         let mut entries = self.store.range(prefix, None, usize::MAX).await?.entries;
-        entries.retain(|entry| may_read_entry(grant, entry));
+        entries.retain(is_visible);
         let count = entries.len();
         Ok((entries.into_iter().skip(skip).take(limit).collect(), count))
     }

@@ -19,7 +19,7 @@ use crate::gse::response::{
     StatusHost, StatusMeta, StatusRow,
 };
 use crate::model::{HostKey, InstanceKey, Name, Percent, ProcessKey, SpecRevision};
-use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
+use crate::store::{Entry, Error, Store, Txn, TxnOutcome, keys};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -45,7 +45,7 @@ impl<S: Store> Gateway<S> {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&keys::registration(&key)).await?;
             if let Some(entry) = entry.filter(|entry| is_visible(grant, &key, entry)) {
-                proc_infos.push(self.row(key, entry.decode(), second).await?);
+                proc_infos.push(self.row(key, entry.decode(), second, grant).await?);
             }
         }
         Ok(StatusData { count: None, proc_infos })
@@ -65,7 +65,7 @@ impl<S: Store> Gateway<S> {
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
             if let Some(key) = keys::instance_of(&entry.key) {
-                proc_infos.push(self.row(key, entry.decode(), true).await?);
+                proc_infos.push(self.row(key, entry.decode(), true, grant).await?);
             }
         }
         Ok(StatusData { count: Some(count as u64), proc_infos })
@@ -82,11 +82,9 @@ impl<S: Store> Gateway<S> {
         if !grant.is_bound_to_owners() && !grant.is_bound_to_hosts() {
             return Ok(self.store.slice(prefix, skip, limit).await?);
         }
-        let mut entries = self.store.range(prefix, None, usize::MAX).await?.entries;
-        entries
-            .retain(|entry| keys::instance_of(&entry.key).is_some_and(|key| is_visible(grant, &key, entry)));
-        let count = entries.len();
-        Ok((entries.into_iter().skip(skip).take(limit).collect(), count))
+        let is_visible =
+            |entry: &Entry| keys::instance_of(&entry.key).is_some_and(|key| is_visible(grant, &key, entry));
+        self.filtered_slice(prefix, skip, limit, is_visible).await
     }
 
     /// set_process_group_info: stored as sent, per host.
@@ -126,7 +124,7 @@ impl<S: Store> Gateway<S> {
                     return Ok(rows);
                 }
                 // Conflict: the lease was renewed or acquired between the check and the commit.
-                if let Outcome::Written(_) = self.store.txn(txn).await? {
+                if let TxnOutcome::Written(_) = self.store.txn(txn).await? {
                     break 'written rows;
                 }
             }
@@ -218,6 +216,7 @@ impl<S: Store> Gateway<S> {
         key: InstanceKey,
         record: Result<RegisteredFields, Error>,
         second: bool,
+        grant: &Grant,
     ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&keys::report(&key)).await?;
         let report: Result<Option<ReportFields>, Error> = entry.as_ref().map(Entry::decode).transpose();
@@ -234,7 +233,12 @@ impl<S: Store> Gateway<S> {
         // Without an agent id the host's address is used, as in requests.
         let bk_agent_id = second.then(|| host_text(&key.host));
         let OwnedSpecFields { spec, owner, revision } = record.given;
-        let ours = [("abide_owner", owner), ("abide_rev", revision.map(|revision| revision.to_string()))];
+        let has_secrets = spec.env.values().any(|value| matches!(value, EnvKind::Secret(_)));
+        let revision = match revision {
+            Some(revision) if has_secrets => self.revision_label(&revision, owner.as_deref(), grant).await,
+            revision => revision.map(|revision| revision.to_string()),
+        };
+        let ours = [("abide_owner", owner), ("abide_rev", revision)];
         let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let labels = spec.labels.into_iter().chain(ours).map(|(name, value)| (name, Value::String(value)));
         let runs = report.live.is_some();
@@ -315,6 +319,18 @@ struct OwnedSpecFields {
 #[serde(default)]
 struct SpecLabels {
     labels: BTreeMap<String, String>,
+    env: BTreeMap<String, EnvKind>,
+}
+
+/// Kind of a stored variable, without its value.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EnvKind {
+    Text(IgnoredAny),
+    File(IgnoredAny),
+    Exec(IgnoredAny),
+    Secret(IgnoredAny),
+    Digest(IgnoredAny),
 }
 
 /// The fields of a report that a row needs.

@@ -20,7 +20,7 @@ use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};
-use crate::store::{Entry, Error, Outcome, Store, Txn, keys};
+use crate::store::{Entry, Error, Store, Txn, TxnOutcome, keys};
 
 /// Maximum live checks in memory.
 const MAX_LIVE_CHECKS: u64 = 10_000;
@@ -81,6 +81,9 @@ pub struct TaskItem {
     /// Reload only: the fields that take effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
+    /// The operation repairs drift.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repairs: bool,
     /// Result key of JOB, if the call does not contain the whole identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_key: Option<String>,
@@ -215,6 +218,7 @@ impl GatewayTask {
             op: item.op.clone()?,
             spec: item.held.clone(),
             takes: item.takes.clone(),
+            repairs: item.repairs,
             supervises: item.supervises,
             owner: item.owner.clone(),
             app: item.app.clone(),
@@ -366,14 +370,14 @@ impl<S: Store> Gateway<S> {
                 txn = txn.and(Txn::put(keys::open_task(&id), ""));
             }
             match self.store.txn(txn).await? {
-                Outcome::Written(_) => {
+                TxnOutcome::Written(_) => {
                     self.numbers.record_allocated(stored.number);
                     let StoredTask { number, begun, orders: items, rejected, .. } = stored;
                     let submission = Submission { items, rejected };
                     return Ok(Some(Arc::new(GatewayTask::new(id, number, begun, submission))));
                 }
-                Outcome::Conflict(key) if key == keys::TASK_NUMBER => {}
-                Outcome::Conflict(_) => return Ok(None),
+                TxnOutcome::Conflict(key) if key == keys::TASK_NUMBER => {}
+                TxnOutcome::Conflict(_) => return Ok(None),
             }
         }
     }

@@ -13,7 +13,18 @@ pub use crate::model::Dialect;
 pub use body::{bodies, spec_body};
 pub use job::{Api as JobApi, JobBody, JobHost, JobProcess, process_info as job_process};
 
+use self::codes::{EnvelopeCode, RowCode};
 use crate::model::{Field, Host, ProcessKey, Spec, State};
+
+/// The documented result codes of operations with their meanings, for display.
+pub fn row_code_meanings() -> impl Iterator<Item = (i64, &'static str)> {
+    RowCode::ALL.iter().filter_map(|code| Some((code.0, code.meaning()?)))
+}
+
+/// The documented codes of answers with their meanings, for display.
+pub fn envelope_code_meanings() -> impl Iterator<Item = (i64, &'static str)> {
+    EnvelopeCode::ALL.iter().filter_map(|code| Some((code.0, code.meaning()?)))
+}
 
 /// The content of a request body about a process: one spec, one state, some hosts.
 #[derive(Clone, Debug, PartialEq)]

@@ -55,6 +55,8 @@ pub struct ProcRequest {
     pub task_id: Option<String>,
     /// Sent by Abide clients with a reload: the fields that take effect.
     pub takes: Option<Vec<String>>,
+    /// Sent by Abide clients: the operation repairs drift, and hooks run only if they ask for that.
+    pub repairs: Option<bool>,
 }
 
 /// get_proc_operate_result.

@@ -138,10 +138,18 @@ impl SpecWire {
             identity.value_key.clone(),
             identity.index_key.clone(),
         )?;
+        let proc_name = required("proc_name", &identity.proc_name)?;
+        let setup_path = required("setup_path", &identity.setup_path)?;
+        // Without a pid file a process is known to Abide's agent alone, which starts it as its child.
+        let mode = self.control.as_ref().and_then(|control| control.start_mode.as_deref());
+        let pid_path = match mode == Some(StartMode::Foreground.word()) {
+            true => identity.pid_path.clone().unwrap_or_default(),
+            false => required("pid_path", &identity.pid_path)?,
+        };
         Ok(Identity {
-            proc_name: required("proc_name", &identity.proc_name)?,
-            setup_path: required("setup_path", &identity.setup_path)?,
-            pid_path: required("pid_path", &identity.pid_path)?,
+            proc_name,
+            setup_path,
+            pid_path,
             config_path: identity.config_path.clone(),
             log_path: identity.log_path.clone(),
             user: Some(required("user", &identity.user)?),
@@ -236,10 +244,9 @@ impl SpecWire {
 
     fn hooks(&self) -> Result<Hooks, RequestError> {
         let hooks: Hooks = known_section("spec.hooks", self.hooks.as_ref(), &Hooks::FIELDS)?;
-        match &hooks.before_start {
-            Some(hook) if hook.run.is_empty() => Err(RequestError::missing("spec.hooks.before_start.run")),
-            Some(_) | None => Ok(hooks),
-        }
+        let checked = hooks.check();
+        checked.map_err(|problem| RequestError::new(format!("spec.{}", problem.field), problem.why))?;
+        Ok(hooks)
     }
 }
 

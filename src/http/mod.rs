@@ -40,4 +40,4 @@ pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify
 pub use server::{Listener, Peer, TransportSecurity, bind, raise_file_limit, serve};
 pub use tls::{Tls, TlsError};
 pub use trusted_proxy::{AddressRange, AddressRangeError, AmbiguousUser, TrustedProxy};
-pub use webhook::{PostError, WebhookClient};
+pub use webhook::{PostError, WebhookAnswer, WebhookClient};

@@ -41,6 +41,8 @@ pub struct Listener {
     pub connections: usize,
     /// Timeout of each request's header, and of an idle connection between requests.
     pub header_time: Duration,
+    /// JSON body of the 503 for a connection that finds no room, before its request is read.
+    pub overload_body: String,
 }
 
 /// Maximum bytes of a header.
@@ -86,7 +88,8 @@ fn within_file_limit(connections: usize) -> usize {
 
 /// Serves until `stop` is true, then finishes requests in flight.
 pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver<bool>) {
-    let Listener { socket, tls, connections, header_time } = listener;
+    let Listener { socket, tls, connections, header_time, overload_body } = listener;
+    let overload_body: Arc<str> = overload_body.into();
     let connections = Connections::new(within_file_limit(connections));
     let refusals = Arc::new(Semaphore::new(MAX_REJECTIONS));
     let (alive, mut all_ended) = mpsc::channel::<()>(1);
@@ -111,8 +114,9 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
         };
         let Some(connection) = connections.admit(peer) else {
             if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
+                let body = Arc::clone(&overload_body);
                 tokio::spawn(async move {
-                    reject_overloaded(stream).await;
+                    reject_overloaded(stream, &body).await;
                     drop(permit);
                 });
             }
@@ -204,8 +208,7 @@ async fn stop_requested(stop: &mut watch::Receiver<bool>) {
 }
 
 /// Writes a 503 response without reading a request.
-async fn reject_overloaded(mut stream: TcpStream) {
-    let body = r#"{"result":false,"code":1642903,"message":"too many connections","data":null}"#;
+async fn reject_overloaded(mut stream: TcpStream, body: &str) {
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\
          Content-Length: {}\r\n\r\n{body}",

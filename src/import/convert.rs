@@ -8,8 +8,8 @@ use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::manifest::check::{self, DeclaredObject, Placement, ValueChecker};
-use crate::manifest::document::Document;
+use crate::manifest::check::{self, DeclaredObject, Placement, ProcessForm, ValueChecker};
+use crate::manifest::document::{Document, HostValue};
 use crate::manifest::limits::Limits;
 use crate::manifest::node::Node;
 use crate::manifest::problem::{
@@ -119,7 +119,7 @@ fn body<J: DeserializeOwned>(
 /// Whether a document has only fields of GSE requests.
 fn is_request(document: &Document) -> bool {
     let Document { api_version, kind, state, instances, depends_on, protect, adopt, .. } = document;
-    let named = api_version.is_some() || kind.is_some();
+    let named = api_version.is_some() || kind.is_some() || document.run.is_some();
     let ours = state.is_some()
         || instances.is_some()
         || depends_on.is_some()
@@ -127,7 +127,10 @@ fn is_request(document: &Document) -> bool {
         || adopt.is_some();
     let Document { moved_from, on_change, rollout, hosts, .. } = document;
     let more = moved_from.is_some() || on_change.is_some() || rollout.is_some();
-    !named && !ours && !more && hosts.iter().flatten().all(|host| host.group.is_none())
+    !named
+        && !ours
+        && !more
+        && hosts.iter().flatten().filter_map(HostValue::entry).all(|host| host.group.is_none())
 }
 
 /// Converts a GSE body to a manifest. Parsing and printing removes aliases and empty texts.
@@ -139,7 +142,7 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
     let DeclaredObject::Process(process) = declared else { return (None, findings) };
     // Fields that GSE's documents require; start_cmd is not one of them.
     let mut values = ValueChecker::default();
-    check::require(&process.entry, State::Stopped, true, &mut values);
+    check::require(&process.entry, State::Stopped, ProcessForm::Body, &mut values);
     findings.extend(values.findings.into_iter().filter(|finding| finding.code == Code::MissingField));
     let auto_type = process.spec.monitor.auto_type;
     let state = match op_type.map(|op| State::wanted_by(op, auto_type).ok_or(op)) {
@@ -164,7 +167,7 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
         .hosts
         .iter()
         .filter_map(|(_, placement)| match placement {
-            Placement::Host(host) => Some(host.clone()),
+            Placement::Host { host, .. } => Some(host.clone()),
             Placement::Group { .. } => None,
         })
         .collect();

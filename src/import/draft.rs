@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::ImportContext;
 use super::words::{absolute_path, join_path};
 use crate::manifest::document::{
-    ControlEntry, Document, EnvEntry, HookValue, HooksEntry, HostEntry, IdentityEntry, JobEntry, Map, Meta,
-    MonitorEntry, ResourceEntry, SandboxEntry, SpecEntry, Text, TextOrNumber,
+    ControlEntry, Document, EnvEntry, HookValue, HooksEntry, HostEntry, HostValue, IdentityEntry, JobEntry,
+    Map, Meta, MonitorEntry, ResourceEntry, SandboxEntry, SpecEntry, Text, TextOrNumber,
 };
 use crate::manifest::grammar::{API_VERSION, RETRIES, SECONDS};
 use crate::model::{HostKey, State};
@@ -139,7 +139,8 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
         env_file,
         before_start,
     } = spec;
-    let hooks = before_start.map(|Text(run)| HooksEntry { before_start: Some(HookValue::Run(run)) });
+    let hooks = before_start
+        .map(|Text(run)| HooksEntry { before_start: Some(HookValue::Run(run)), ..HooksEntry::default() });
     let terms = reader.terms;
     let own = if instances.is_some() { "${name}" } else { name.as_str() };
     let under = |folder: &str, end: &str| {
@@ -174,7 +175,7 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
             name: Some(Text(name)),
             labels: (!labels.is_empty()).then_some(Map(labels)),
         }),
-        hosts: Some(terms.hosts.iter().map(host).collect()),
+        hosts: Some(terms.hosts.iter().map(|key| HostValue::Entry(host(key))).collect()),
         state: (state != State::Running).then(|| state.word().into()),
         instances: instances.map(i64::from),
         depends_on: (!depends_on.is_empty()).then_some(depends_on),

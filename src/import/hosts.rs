@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::draft::{host, sanitize_name};
 use super::{FileReader, ImportContext};
-use crate::manifest::document::{Document, HostEntry, HostLabels, Map, Meta, Text, TextOrNumber};
+use crate::manifest::document::{Document, HostEntry, HostLabels, HostValue, Map, Meta, Text, TextOrNumber};
 use crate::manifest::grammar::API_VERSION;
 use crate::model::{AgentId, HostKey};
 
@@ -208,7 +208,7 @@ pub fn documents(listed: Vec<CsvHost>, reader: &mut ImportContext<'_>) -> Vec<Do
         api_version: Some(API_VERSION.into()),
         kind: Some("HostGroup".into()),
         meta: Some(Meta { name: Some(Text(name)), ..Meta::default() }),
-        hosts: Some(hosts),
+        hosts: Some(hosts.into_iter().map(HostValue::Entry).collect()),
         ..Document::default()
     };
     groups.into_iter().map(document).collect()

@@ -10,7 +10,7 @@ use super::grammar::{self, Entry, Section, Shape};
 use super::locate::Locator;
 use super::problem::{FieldPath, PathPart, did_you_mean};
 use super::{Limits, Loaded};
-use crate::model::{ProcessKey, Secret, SourceLocation};
+use crate::model::{ProcessKey, SourceLocation};
 
 /// A field, or a section with its fields.
 #[derive(Debug)]
@@ -33,7 +33,11 @@ pub fn find(path: &str) -> Result<Explanation, Option<String>> {
         if own == Some("") {
             return Ok(Explanation { path, kind, entry: None, inside: Some(kind) });
         }
-        let tries = [Some(path.clone()), Some(format!("spec.{path}")), own.map(str::to_owned)];
+        let mut tries = [Some(path.clone()), Some(format!("spec.{path}")), own.map(str::to_owned)];
+        // The variables of a process have one documentation, that of the spec.
+        if path == "env" || path.starts_with("env.") {
+            tries.swap(0, 1);
+        }
         for path in tries.into_iter().flatten() {
             if let Some((entry, inside)) = walk(kind, &path) {
                 return Ok(Explanation { path, kind, entry: Some(entry), inside });
@@ -135,8 +139,8 @@ pub struct ExplainedValue {
 #[derive(Debug)]
 pub enum PrintableValue {
     Plain(String),
-    /// Printed as a digest only.
-    Secret(Secret),
+    /// Not printed, also not as a digest: the file has no key.
+    Secret,
 }
 
 /// The value of a spec field and its source location, for every process of a tree or for one.
@@ -148,8 +152,8 @@ pub fn field_values(
 ) -> Vec<FieldValue> {
     let mut defaults: HashMap<&std::path::Path, Vec<(usize, Value)>> = HashMap::new();
     for (at, document) in loaded.documents.iter().enumerate() {
-        if let DeclaredObject::Defaults(entry) = &document.declared {
-            let value = serde_yaml::to_value(entry).unwrap_or_default();
+        if let DeclaredObject::Defaults(defaults_of) = &document.declared {
+            let value = serde_yaml::to_value(&defaults_of.entry).unwrap_or_default();
             defaults.entry(&document.scope_dir).or_default().push((at, value));
         }
     }
@@ -206,11 +210,7 @@ fn get<'v>(value: &'v Value, names: &[String]) -> Option<&'v Value> {
 fn printable(names: &[String], value: &Value) -> PrintableValue {
     let secret = value.get("secret").and_then(Value::as_bool) == Some(true);
     if names[0] == "env" && secret {
-        let text = match value.get("value") {
-            Some(Value::String(text)) => text.clone(),
-            other => serde_json::to_string(&other).unwrap_or_default(),
-        };
-        return PrintableValue::Secret(Secret::new(text));
+        return PrintableValue::Secret;
     }
     PrintableValue::Plain(match value {
         Value::String(text) => format!("{text:?}"),

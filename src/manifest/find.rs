@@ -82,7 +82,7 @@ pub struct FileContent {
 
 /// A text that replaces a file's, such as its last good version.
 #[derive(Clone, Debug)]
-pub struct StandIn {
+pub struct ReplacementText {
     pub scope_dir: PathBuf,
     pub text: Arc<str>,
 }
@@ -135,16 +135,17 @@ pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) 
 
 impl FoundFiles {
     /// Candidates for stand-ins of files that were not found.
-    pub fn missing_stand_ins(&self, stand_ins: &BTreeMap<String, StandIn>) -> Vec<Candidate> {
+    pub fn missing_stand_ins(&self, stand_ins: &BTreeMap<String, ReplacementText>) -> Vec<Candidate> {
         let is_seen = |name: &str| self.files.binary_search_by(|file| (*file.name).cmp(name)).is_ok();
         let missing = stand_ins.iter().filter(|(name, _)| !is_seen(name));
-        let candidate = |(name, StandIn { scope_dir, text }): (&String, &StandIn)| Candidate {
-            name: name.as_str().into(),
-            at: FileOrigin::Content(Arc::from(Arc::clone(text))),
-            scope_dir: scope_dir.clone(),
-            bytes: text.len() as u64,
-            stamp: None,
-        };
+        let candidate =
+            |(name, ReplacementText { scope_dir, text }): (&String, &ReplacementText)| Candidate {
+                name: name.as_str().into(),
+                at: FileOrigin::Content(Arc::from(Arc::clone(text))),
+                scope_dir: scope_dir.clone(),
+                bytes: text.len() as u64,
+                stamp: None,
+            };
         missing.map(candidate).collect()
     }
 }

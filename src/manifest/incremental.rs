@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::expand::Context;
 use super::expand::Purpose;
-use super::find::{self, Candidate, FileContent, FileStamp, FoundFiles, StandIn};
+use super::find::{self, Candidate, FileContent, FileStamp, FoundFiles, ReplacementText};
 use super::text::SourceText;
 use super::{Limits, Loaded, ParsedSlices, Problem, load_found};
 
@@ -158,7 +158,7 @@ impl IncrementalLoader {
     }
 
     /// Loads the found files, with stand-in texts for some of them.
-    pub fn load(&mut self, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
+    pub fn load(&mut self, limits: &Limits, stand_ins: &BTreeMap<String, ReplacementText>) -> Loaded {
         let found = std::mem::take(&mut self.found);
         let mut loaded = load_found(&found, limits, stand_ins, Some(self), Purpose::Instances);
         self.found = found;

@@ -60,7 +60,22 @@ impl<'a> Locator<'a> {
     }
 
     pub fn span(&mut self, document: usize, path: &FieldPath, at: PathPart) -> Span {
-        let Declaration { source, slice, nth, begin, .. } = self.loaded.documents[document];
+        let (line, column) = self.loaded.documents[document].begin;
+        match self.node(document) {
+            Some(node) => structure::locate(node, path, at == PathPart::Key),
+            // The event parser rejects some input that the YAML crate accepts; the document's start is still correct.
+            None => Span::at(line, column),
+        }
+    }
+
+    /// The short form in which the document sets the field, and its long form.
+    pub fn short_field(&mut self, document: usize, path: &FieldPath) -> Option<(&'static str, &'static str)> {
+        structure::short_field(self.node(document)?, path)
+    }
+
+    /// The tree of a document.
+    fn node(&mut self, document: usize) -> Option<&Node> {
+        let Declaration { source, slice, nth, .. } = self.loaded.documents[document];
         let text = &self.loaded.sources[source];
         let of = (source, slice);
         if let Some(at) = self.trees.iter().position(|(tree, _)| *tree == of) {
@@ -70,10 +85,6 @@ impl<'a> Locator<'a> {
             self.trees.truncate(TREES - 1);
             self.trees.push_front((of, read::items(nodes, text.json)));
         }
-        match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
-            Some(node) => structure::locate(node, path, at == PathPart::Key),
-            // The event parser rejects some input that the YAML crate accepts; the document's start is still correct.
-            None => Span::at(begin.0, begin.1),
-        }
+        self.trees.front().and_then(|(_, nodes)| nodes.get(nth))
     }
 }

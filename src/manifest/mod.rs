@@ -14,6 +14,7 @@ pub mod document;
 mod expand;
 pub mod explain;
 pub(crate) mod find;
+pub mod forms;
 pub mod grammar;
 mod incremental;
 pub mod init;
@@ -31,6 +32,7 @@ mod splice;
 pub(crate) mod structure;
 pub(crate) mod text;
 pub(crate) mod tree;
+pub(crate) mod variable_scopes;
 pub(crate) mod variables;
 
 use std::collections::{BTreeMap, HashSet};
@@ -38,13 +40,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use find::{CONFIG, FileContent, LEADS_OUT, StandIn, display_path, is_manifest, too_large};
+pub use find::{CONFIG, FileContent, LEADS_OUT, ReplacementText, display_path, is_manifest, too_large};
 pub use incremental::{ChangedFile, IncrementalLoader};
 pub use limits::Limits;
 pub use problem::{Code, Excerpt, FieldPath, Problem, Severity, did_you_mean};
 pub use splice::SpliceResult;
 
 use self::check::DeclaredObject;
+use self::check::short_form::SHORT_FIELDS;
 pub use self::expand::DesiredCounts;
 use self::expand::Purpose;
 use self::locate::{Locator, ReportLimit};
@@ -103,7 +106,11 @@ pub fn check(paths: &[PathBuf], limits: &Limits) -> Loaded {
 }
 
 /// Like [`load`], with stand-in texts for some files.
-pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
+pub fn load_with(
+    paths: &[PathBuf],
+    limits: &Limits,
+    stand_ins: &BTreeMap<String, ReplacementText>,
+) -> Loaded {
     load_found(&find::find(paths, limits), limits, stand_ins, None, Purpose::Instances)
 }
 
@@ -112,7 +119,7 @@ pub fn load_files(
     files: Vec<FileContent>,
     problems: Vec<Problem>,
     limits: &Limits,
-    stand_ins: &BTreeMap<String, StandIn>,
+    stand_ins: &BTreeMap<String, ReplacementText>,
 ) -> Loaded {
     load_found(&find::from_contents(files, problems), limits, stand_ins, None, Purpose::Instances)
 }
@@ -121,7 +128,7 @@ pub fn load_files(
 fn load_found(
     found: &find::FoundFiles,
     limits: &Limits,
-    stand_ins: &BTreeMap<String, StandIn>,
+    stand_ins: &BTreeMap<String, ReplacementText>,
     loader: Option<&mut IncrementalLoader>,
     purpose: Purpose,
 ) -> Loaded {
@@ -132,7 +139,7 @@ fn load_found(
         Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
     let earlier = loader.as_deref();
     let read_file = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
-        Some(StandIn { text, .. }) => {
+        Some(ReplacementText { text, .. }) => {
             let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
             Ok((SourceText::new(file.name.clone(), text.to_string(), json, limits.documents), None))
         }
@@ -275,7 +282,9 @@ impl Loaded {
                     faults
                         .into_iter()
                         .for_each(|fault| reports.report(source, text, fault, &mut self.problems));
-                    findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
+                    let document = self.documents.len();
+                    findings
+                        .extend(found.into_iter().map(|finding| (document, finding.in_document(document))));
                     let scope_dir = scope_dirs[source].clone();
                     let declaration =
                         Declaration { source, slice, nth, begin, scope_dir, declared, dropped, bad };
@@ -284,6 +293,25 @@ impl Loaded {
             }
         }
         (findings, reports)
+    }
+
+    /// Sets the locations of windows. Policies are in the order of their documents.
+    fn locate_windows(&mut self, limits: &Limits) {
+        let is_policy = |at: &usize| matches!(self.documents[*at].declared, DeclaredObject::Policy(_));
+        let policies = (0..self.documents.len()).filter(is_policy).zip(&self.desired.policies);
+        let mut locator = Locator::new(self, limits);
+        let mut places: Vec<Vec<SourceLocation>> = Vec::new();
+        for (document, policy) in policies {
+            let place = |at: usize| {
+                let path = FieldPath::of("windows").index(at);
+                let span = locator.span(document, &path, PathPart::Value);
+                SourceLocation { line: span.line, column: span.column, ..policy.place.clone() }
+            };
+            places.push((0..policy.windows.len()).map(place).collect());
+        }
+        for (policy, places) in self.desired.policies.iter_mut().zip(places) {
+            policy.windows.iter_mut().zip(places).for_each(|(window, place)| window.place = place);
+        }
     }
 
     /// Expands the declarations, runs cross-document checks and locates all problems.
@@ -301,6 +329,7 @@ impl Loaded {
         findings.extend(expanded.findings);
         expanded.more.into_iter().for_each(|(source, more)| reports.skip(source, more));
         self.desired = expanded.desired;
+        self.locate_windows(limits);
         self.counts = expanded.counts;
         self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
@@ -341,6 +370,9 @@ impl Loaded {
                 }
                 let span = locator.span(*document, &finding.path, finding.at);
                 let mut message = finding.message.clone();
+                if let Some((short, long)) = locator.short_field(*document, &finding.path) {
+                    message = message.replacen(long, short, 1);
+                }
                 if let Some((other, path)) = &finding.other {
                     let at = other_locator.span(*other, path, PathPart::Value);
                     let file = &self.source(*other).name;
@@ -430,10 +462,20 @@ fn follows_from_dropped(document: &Declaration, finding: &PathProblem) -> bool {
     if document.dropped.is_empty() {
         return false;
     }
+    // Without `run` the process is taken for one in the long form, which has more required fields.
+    if document.dropped.contains(&FieldPath::of("run")) && finding.code == Code::MissingField {
+        return true;
+    }
+    let short = SHORT_FIELDS.iter().find(|(_, long)| finding.path.starts_with(&FieldPath::of(long)));
+    if short.is_some_and(|(short, _)| document.dropped.contains(&FieldPath::of(short))) {
+        return true;
+    }
     let steps = &finding.path.0;
     let above = (1..=steps.len()).any(|len| document.dropped.contains(&FieldPath(steps[..len].to_vec())));
     let schedule = [FieldPath::of("spec.monitor_policy.crontab_rule"), FieldPath::of("spec.job.cycle_time")];
     let sections = [FieldPath::of("spec.monitor_policy"), FieldPath::of("spec.job")];
-    let unscheduled = schedule.iter().chain(&sections).any(|path| document.dropped.contains(path));
+    let schedule_field = FieldPath::of("schedule");
+    let unscheduled = document.dropped.contains(&schedule_field)
+        || schedule.iter().chain(&sections).any(|path| document.dropped.contains(path));
     above || (finding.code == Code::NoSchedule && unscheduled)
 }

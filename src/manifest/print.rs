@@ -8,8 +8,8 @@ mod supervision;
 use serde_yaml::Value;
 
 use super::document::{
-    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Map, Meta,
-    MonitorEntry, Real, ResourceEntry, SpecEntry, Text, TextOrNumber, WarnEntry,
+    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, HostValue, IdentityEntry, JobEntry,
+    Map, Meta, MonitorEntry, Real, ResourceEntry, SpecEntry, Text, TextOrNumber, WarnEntry,
 };
 use super::node::{Kind, resolve};
 use super::variables::escape;
@@ -43,7 +43,7 @@ pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> D
                 spec.labels.iter().map(|(name, value)| (name.clone(), TextOrNumber::Text(value.clone()))),
             ),
         }),
-        hosts: Some(hosts.iter().map(host).collect()),
+        hosts: Some(hosts.iter().map(|one| HostValue::Entry(host(one))).collect()),
         state: (state != State::Running).then(|| state.word().into()),
         spec: Some(Box::new(spec_entry(spec))),
         ..Document::default()

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::contract::ManifestProblem;
 pub use crate::contract::Severity;
 use crate::escape::is_hidden;
+use crate::model::count;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal $severity:ident $title:literal),* $(,)?) => {
@@ -64,8 +65,11 @@ codes! {
     BadFieldPath = "E0213" Error "on_change names an unknown field",
     BadWindow = "E0214" Error "days, times or time zone of a window that do not parse",
     BadProbe = "E0216" Error "a health check without exactly one valid probe",
+    BadVariableName = "E0217" Error "a variable with an invalid or reserved name",
+    VariableCycle = "E0218" Error "variables that refer to each other in a cycle, or expand to too much text",
     BadHost = "E0215" Error "a host that is neither address, agent nor group, or several at once",
     // One document
+    ScheduleOfType = "E0305" Error "a schedule in a process of another type than schedule",
     NoSchedule = "E0301" Error "a periodic process without a schedule",
     NoStartCommand = "E0302" Error "a state that needs start_cmd, without a start_cmd",
     StateImpossible = "E0303" Error "a state that this process type does not support",
@@ -103,6 +107,27 @@ impl Code {
         matches!(
             self,
             Code::Syntax | Code::Unreadable | Code::TooLarge | Code::NotText | Code::HiddenCharacter
+        )
+    }
+
+    /// A problem of one document can quote lines of others.
+    pub fn concerns_several_documents(self) -> bool {
+        matches!(
+            self,
+            Code::SameInstance
+                | Code::SameIdentity
+                | Code::UndefinedGroup
+                | Code::EmptyGroup
+                | Code::UndefinedDependency
+                | Code::DependencyCycle
+                | Code::PolicyViolated
+                | Code::DefaultsConflict
+                | Code::SameName
+                | Code::HostConflict
+                | Code::DependsOnDown
+                | Code::BadVariable
+                | Code::VariableCycle
+                | Code::TooMany
         )
     }
 
@@ -249,7 +274,7 @@ impl SpanProblem {
     }
 
     pub fn too_many_documents(most: usize, span: Span) -> SpanProblem {
-        let message = format!("the file has more than {most} documents");
+        let message = format!("the file has more than {}", count(most, "document"));
         let hint = "if this is intended, raise --max-documents".to_owned();
         SpanProblem::new(Code::TooLarge, span, message, Some(hint))
     }
@@ -263,6 +288,9 @@ impl SpanProblem {
 
 /// Placeholder in a message for the location of `other`. User text never contains it.
 pub const OTHER_LOCATION: &str = "\0";
+
+/// Index of [`PathProblem::other`] for a second location in the same document.
+pub const SAME_DOCUMENT: usize = usize::MAX;
 
 /// One segment of a field path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -358,6 +386,14 @@ impl PathProblem {
 
     pub fn at_key(mut self) -> PathProblem {
         self.at = PathPart::Key;
+        self
+    }
+
+    /// Replaces [`SAME_DOCUMENT`] by the index of the document.
+    pub fn in_document(mut self, document: usize) -> PathProblem {
+        if let Some((other, _)) = self.other.as_mut().filter(|(other, _)| *other == SAME_DOCUMENT) {
+            *other = document;
+        }
         self
     }
 

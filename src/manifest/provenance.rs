@@ -10,7 +10,7 @@ use super::check::DeclaredObject;
 use super::locate::Locator;
 use super::problem::{FieldPath, PathPart};
 use super::{FileContent, Limits, Loaded, load_files};
-use crate::model::{Plan, SourceLocation, Why};
+use crate::model::{Plan, Reason, SourceLocation};
 
 /// Points each reason of a plan that names a field to the field's own line.
 pub fn locate(plan: &mut Plan, loaded: &Loaded, limits: &Limits) {
@@ -29,7 +29,7 @@ pub fn locate(plan: &mut Plan, loaded: &Loaded, limits: &Limits) {
 }
 
 /// All reasons that name a field.
-fn fields(plan: &mut Plan) -> impl Iterator<Item = &mut Why> {
+fn fields(plan: &mut Plan) -> impl Iterator<Item = &mut Reason> {
     let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
     let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
     all.filter(|why| why.field.is_some())
@@ -120,8 +120,8 @@ impl<'a> Provenance<'a> {
         let above = self.loaded.documents[document].scope_dir.ancestors();
         let above: Vec<usize> = above.filter_map(|dir| self.defaults.get(dir)).flatten().copied().collect();
         let sets = |at: &&usize| match &self.loaded.documents[**at].declared {
-            DeclaredObject::Defaults(entry) => {
-                serde_yaml::to_value(entry).is_ok_and(|entry| has(&entry, &inside))
+            DeclaredObject::Defaults(defaults) => {
+                serde_yaml::to_value(&defaults.entry).is_ok_and(|entry| has(&entry, &inside))
             }
             _ => false,
         };

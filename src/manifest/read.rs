@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::document::{Document, HostLabels};
+use super::document::{Document, HostLabels, HostValue};
 use super::grammar::{self, Shape};
 use super::limits::Limits;
 use super::node::{Kind, Node};
@@ -71,9 +71,9 @@ pub fn slice(
         if text.len() > PRECHECK_BYTES && !source.json { Ok(()) } else { syntax(source.json, text) };
     let nodes = match (tree::nodes(source, slice, limits), well_formed) {
         // A JSON file must be valid JSON, even if it is valid YAML.
-        (_, Err(parse_error)) if source.json => return Err(parse_error.fault(slice)),
+        (_, Err(parse_error)) if source.json => return Err(parse_error.fault(slice, text)),
         (Err(fault), _) => return Err(fault),
-        (Ok(_), Err(parse_error)) => return Err(parse_error.fault(slice)),
+        (Ok(_), Err(parse_error)) => return Err(parse_error.fault(slice, text)),
         (Ok(nodes), Ok(())) => nodes,
     };
     let lists = !source.json && nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
@@ -86,7 +86,7 @@ pub fn slice(
     match parse_error {
         // The grammar accepts what serde rejected: only serde's message is available.
         Some(parse_error) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
-            Err(parse_error.fault(slice))
+            Err(parse_error.fault(slice, text))
         }
         _ => Ok(reads),
     }
@@ -126,12 +126,14 @@ struct ParserError {
 const TABS: &str = "YAML does not allow tabs as indentation, or @ or ` at the start of a plain scalar";
 
 impl ParserError {
-    fn fault(&self, slice: &Slice) -> SpanProblem {
+    fn fault(&self, slice: &Slice, text: &str) -> SpanProblem {
         let line = slice.line + (self.line as u32).saturating_sub(1);
         let skipped = if self.line <= 1 { slice.skipped } else { 0 };
         let span = Span::at(line, (self.column as u32).max(1) + skipped);
         // The most common cause, which the parser's message does not name.
-        let hint = self.message.contains("cannot start any token").then(|| TABS.to_owned());
+        let line_text = text.lines().nth(self.line.saturating_sub(1)).unwrap_or_default();
+        let first = line_text.chars().nth(self.column.saturating_sub(1));
+        let hint = matches!(first, Some('\t' | '@' | '`')).then(|| TABS.to_owned());
         SpanProblem::new(Code::Syntax, span, strip_positions(&self.message), hint)
     }
 }
@@ -245,7 +247,7 @@ fn is_plain(document: &Document) -> bool {
         || document.bk_app_secret.is_some()
         || document.bk_token.is_some()
         || document.bk_username.is_some();
-    let labelled =
-        document.hosts.iter().flatten().any(|host| matches!(host.labels, Some(HostLabels::Have(_))));
-    process && !of_policy && (in_body || !of_request) && !labelled
+    let labelled = document.hosts.iter().flatten().filter_map(HostValue::entry);
+    let labelled = labelled.into_iter().any(|host| matches!(host.labels, Some(HostLabels::Have(_))));
+    process && document.vars.is_none() && !of_policy && (in_body || !of_request) && !labelled
 }

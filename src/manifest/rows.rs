@@ -19,8 +19,8 @@ use crate::clock;
 pub use crate::contract::ROW_FIELDS;
 use crate::contract::{OfflineRow, row_fields};
 use crate::model::{
-    HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance,
-    ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
+    DigestKey, HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed,
+    ObservedInstance, ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
 };
 
 /// Errors of a rows file, one sentence each.
@@ -293,7 +293,11 @@ fn observed_instance(
     let owner = row.owner.or_else(|| ours("abide_owner"));
     let revision = row.revision.or_else(|| ours("abide_rev").and_then(|text| text.parse().ok()));
     labels.retain(|name, _| !name.starts_with("abide_"));
+    let digest_key = row.secret_key.map(|id| DigestKey::Unknown(id.into()));
     let version = |spec: Option<&RawValue>, revision: Option<SpecRevision>| {
+        if digest_key.is_some() {
+            return KnownSpec::Unknown;
+        }
         let spec = spec.and_then(|spec| specs.get(&(spec.get(), raw_labels)).cloned());
         match (spec, revision) {
             (Some(spec), _) => KnownSpec::Full(spec),
@@ -328,7 +332,8 @@ fn observed_instance(
             registered: registered_spec,
             live,
             is_live_assumed: row.live_spec_unknown,
-            ran: last_run(row.ran)?,
+            ran: if digest_key.is_some() { LastRun::Unknown } else { last_run(row.ran)? },
+            digest_key,
             ..ObservedSpecs::default()
         },
         process: RunningProcess { pid: row.pid, started: None, not_owned: false },

@@ -78,8 +78,9 @@ impl IncrementalLoader {
         let (source, context) = (&file.source, self.context.as_ref()?);
         let known = self.files.get(&source.name)?;
         // A problem of this file may be fixed now, and problems of other files may quote its lines.
-        let concerns =
-            |problem: &super::Problem| problem.file == source.name || problem.message.contains(&*source.name);
+        let concerns = |problem: &super::Problem| {
+            problem.file == source.name || problem.code.concerns_several_documents()
+        };
         if source.slices.len() != known.parts.len() || self.problems.iter().any(concerns) {
             return None;
         }

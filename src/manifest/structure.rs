@@ -370,6 +370,7 @@ fn fits(shape: &Shape, kind: &Kind) -> bool {
         (Shape::Text | Shape::Word(_), Kind::Text(_))
             | (Shape::Int(_), Kind::Int(_))
             | (Shape::Bool, Kind::Bool(_))
+            | (Shape::Number, Kind::Float(_))
             | (Shape::LooseText, Kind::Text(_) | Kind::Int(_))
             | (Shape::Section(_) | Shape::Map(_), Kind::Map(_))
     )
@@ -393,19 +394,44 @@ fn article(thing: &str) -> String {
     }
 }
 
-/// The path of a spec field that the document has at its top level.
-fn short_path(root: &Node, path: &FieldPath) -> Option<FieldPath> {
+/// The short form in which the document sets a spec field, and its long form. A field that is set in both is looked for in
+/// the form that the path names.
+pub fn short_field(root: &Node, path: &FieldPath) -> Option<(&'static str, &'static str)> {
     let has_key = |name: &str| match &root.kind {
         Kind::Map(entries) => entries.iter().any(|(key, _)| key.text().is_some_and(|text| text == name)),
         _ => false,
     };
-    let (short, long) = SHORT_FIELDS
-        .into_iter()
-        .map(|(short, long)| (short, FieldPath::of(long)))
-        .find(|(short, long)| path.starts_with(long) && has_key(short))?;
+    let is_set =
+        |(short, long): &(&str, &'static str)| path.starts_with(&FieldPath::of(long)) && has_key(short);
+    SHORT_FIELDS.into_iter().find(is_set).filter(|_| !has_path(root, path))
+}
+
+/// The path of a spec field that the document has at its top level.
+fn short_path(root: &Node, path: &FieldPath) -> Option<FieldPath> {
+    let (short, long) = short_field(root, path)?;
     let mut segments = FieldPath::of(short).0;
-    segments.extend(path.0.iter().skip(long.0.len()).cloned());
+    segments.extend(path.0.iter().skip(FieldPath::of(long).0.len()).cloned());
     Some(FieldPath(segments))
+}
+
+/// Whether a tree has a value at the path.
+fn has_path(root: &Node, path: &FieldPath) -> bool {
+    let mut node = root;
+    for step in &path.0 {
+        let found = match (step, &node.kind) {
+            (PathSegment::Key(name), Kind::Map(entries)) => entries
+                .iter()
+                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
+                .map(|(_, value)| value),
+            (PathSegment::Index(at), Kind::List(items)) => items.get(*at),
+            _ => None,
+        };
+        match found {
+            Some(value) => node = value,
+            None => return false,
+        }
+    }
+    true
 }
 
 /// Span of a path in a tree, or of its nearest existing ancestor.

@@ -1,10 +1,13 @@
-//! Template variables: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}` in paths, commands, env and value_key.
+//! Template variables in paths, commands, env and value_key: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}`, and
+//! those that users define ([`variable_scopes`](super::variable_scopes)).
 //!
-//! `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
+//! `${NAME:-TEXT}` has a default. A variable may use others: expansion is bounded in text and in steps. `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
 
 use super::document::{
     ConfigEntry, EnvEntry, EnvSource, HealthValue, HookValue, SpecEntry, Text, TextOrNumber,
 };
+use super::problem::FieldPath;
+use super::variable_scopes::VarScope;
 use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 
 /// Names of the variables.
@@ -14,6 +17,33 @@ pub const NAMES: [&str; 5] = ["instance", "host.ip", "host.cloud", "name", "name
 pub struct InstanceVariables<'a> {
     pub key: &'a InstanceKey,
     pub instance: Option<u32>,
+    pub scope: &'a VarScope,
+}
+
+/// Why a text cannot be expanded.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ExpandError {
+    Unknown(String),
+    /// The variables of the cycle, the first one twice.
+    Cycle(Vec<String>),
+    TooLarge,
+}
+
+/// Maximum bytes of an expanded text: Linux's limit for one argument.
+const MAX_BYTES: usize = 128 << 10;
+/// Maximum variables that one text may expand, with those inside of others.
+const MAX_STEPS: usize = 10_000;
+
+/// Whether a name can be a variable of a user.
+pub fn is_identifier(name: &str) -> bool {
+    name.len() <= 128
+        && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// Splits `NAME:-DEFAULT`.
+fn split_default(text: &str) -> (&str, Option<&str>) {
+    text.split_once(":-").map_or((text, None), |(name, default)| (name, Some(default)))
 }
 
 /// One part of a template.
@@ -52,8 +82,13 @@ fn template_parts(text: &str) -> impl Iterator<Item = TemplatePart<'_>> {
     })
 }
 
-/// The first template error in a text, as message and hint.
-pub fn first_error(text: &str, numbered: bool) -> Option<(String, String)> {
+/// The first template error in a text, as message and hint. `named`: called for each variable of a user, and whether it has
+/// a default.
+pub fn first_error(
+    text: &str,
+    numbered: bool,
+    named: &mut dyn FnMut(&str, bool),
+) -> Option<(String, String)> {
     if !text.contains("${") {
         return None;
     }
@@ -63,30 +98,57 @@ pub fn first_error(text: &str, numbered: bool) -> Option<(String, String)> {
             "\"${\" has no closing \"}\"".to_owned(),
             "write $${ for a variable of the shell".to_owned(),
         )),
-        TemplatePart::Variable("instance") if !numbered => {
-            Some(("${instance} needs `instances`".to_owned(), "add `instances: N` to the process".to_owned()))
-        }
-        TemplatePart::Variable(name) if NAMES.contains(&name) => None,
-        TemplatePart::Variable(name) => {
-            let name = super::node::shorten(name);
-            let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
-            Some((
-                format!("unknown variable ${{{name}}}"),
-                format!(
-                    "known variables: {known}; write $${{{name}}} (or ${name}) for a variable of the shell"
-                ),
-            ))
+        TemplatePart::Variable(inner) => {
+            let (name, default) = split_default(inner);
+            if default.is_some_and(|default| default.contains("${")) {
+                let message =
+                    format!("the default of ${{{}}} contains a variable", super::node::shorten(name));
+                return Some((message, "define a variable with that value instead".to_owned()));
+            }
+            match name {
+                "instance" if !numbered && default.is_none() => Some((
+                    "${instance} needs `instances`".to_owned(),
+                    "add `instances: N` to the process".to_owned(),
+                )),
+                name if NAMES.contains(&name) => None,
+                name if is_identifier(name) => {
+                    named(name, default.is_some());
+                    None
+                }
+                _ => Some(invalid(inner)),
+            }
         }
     })
 }
 
+fn invalid(name: &str) -> (String, String) {
+    let name = super::node::shorten(name);
+    let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
+    (
+        format!("unknown variable ${{{name}}}"),
+        format!("known variables: {known}; write $${{{name}}} (or ${name}) for a variable of the shell"),
+    )
+}
+
 /// Which variables a spec uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariableUse {
     /// The spec has a variable or an escaped `$${`.
     pub any: bool,
     /// The spec uses `${host.…}`, so it differs per host.
     pub host: bool,
+    /// Variables that users define.
+    pub named: Vec<NamedVariable>,
+}
+
+/// A variable of a user in a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedVariable {
+    pub path: FieldPath,
+    pub name: String,
+    pub has_default: bool,
+    /// The field is a path that begins with the variable.
+    pub begins_path: bool,
 }
 
 impl VariableUse {
@@ -97,6 +159,13 @@ impl VariableUse {
             self.host |= text.contains("${host.");
         }
     }
+}
+
+/// Whether a path is absolute on Unix or Windows.
+pub fn is_absolute(path: &str) -> bool {
+    let drive =
+        |b: &[u8]| b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/');
+    path.starts_with('/') || path.starts_with("\\\\") || drive(path.as_bytes())
 }
 
 /// The spec of one instance, with its variables replaced.
@@ -110,17 +179,72 @@ pub fn replace(spec: &Spec, variables: &InstanceVariables<'_>) -> Spec {
     spec
 }
 
-fn substitute(text: &str, variables: &InstanceVariables<'_>) -> String {
-    let mut out = String::with_capacity(text.len() + 16);
-    for part in template_parts(text) {
-        match part {
-            TemplatePart::Text(text) => out.push_str(text),
-            // `first_error` has rejected unclosed and unknown variables.
-            TemplatePart::Unclosed => {}
-            TemplatePart::Variable(name) => out.push_str(&value(name, variables)),
+/// A text with its variables replaced.
+pub fn expand(text: &str, variables: &InstanceVariables<'_>) -> Result<String, ExpandError> {
+    let mut expansion =
+        Expansion { variables, out: String::with_capacity(text.len() + 16), inside: Vec::new(), steps: 0 };
+    expansion.add(text)?;
+    Ok(expansion.out)
+}
+
+/// An expansion in progress.
+struct Expansion<'a> {
+    variables: &'a InstanceVariables<'a>,
+    out: String,
+    /// Variables whose values are being expanded.
+    inside: Vec<String>,
+    steps: usize,
+}
+
+impl Expansion<'_> {
+    fn add(&mut self, text: &str) -> Result<(), ExpandError> {
+        for part in template_parts(text) {
+            match part {
+                TemplatePart::Text(text) => self.out.push_str(text),
+                // `first_error` has rejected unclosed variables.
+                TemplatePart::Unclosed => {}
+                TemplatePart::Variable(inner) => self.add_variable(inner)?,
+            }
+            if self.out.len() > MAX_BYTES {
+                return Err(ExpandError::TooLarge);
+            }
         }
+        Ok(())
     }
-    out
+
+    fn add_variable(&mut self, inner: &str) -> Result<(), ExpandError> {
+        let (name, default) = split_default(inner);
+        self.steps += 1;
+        if self.steps > MAX_STEPS {
+            return Err(ExpandError::TooLarge);
+        }
+        if NAMES.contains(&name) {
+            let value = value(name, self.variables);
+            self.out.push_str(if value.is_empty() { default.unwrap_or_default() } else { &value });
+            return Ok(());
+        }
+        let scope = self.variables.scope;
+        match (scope.get(&self.variables.key.host, name), default) {
+            (None, Some(default)) => self.out.push_str(default),
+            (None, None) => return Err(ExpandError::Unknown(name.to_owned())),
+            (Some(value), _) => {
+                if let Some(at) = self.inside.iter().position(|known| known == name) {
+                    let mut circle = self.inside.split_off(at);
+                    circle.push(name.to_owned());
+                    return Err(ExpandError::Cycle(circle));
+                }
+                self.inside.push(name.to_owned());
+                self.add(value)?;
+                self.inside.pop();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Like [`expand`], for a text that was checked: an invalid document declares no instances.
+fn substitute(text: &str, variables: &InstanceVariables<'_>) -> String {
+    expand(text, variables).unwrap_or_default()
 }
 
 fn value(name: &str, variables: &InstanceVariables<'_>) -> String {
@@ -172,7 +296,7 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
     ];
     optional.into_iter().flatten().for_each(&mut with);
     spec.sandbox.read_only_paths.iter_mut().for_each(&mut with);
-    spec.hooks.before_start.iter_mut().for_each(|hook| with(&mut hook.run));
+    spec.hooks.iter_mut().for_each(|hook| with(&mut hook.run));
     spec.configmap.iter_mut().filter_map(|ConfigFile { path, .. }| path.as_mut()).for_each(&mut with);
     for value in spec.env.values_mut() {
         match value {
@@ -222,10 +346,11 @@ pub fn escape_spec(spec: &mut SpecEntry) {
     }
     spec.env_file.iter_mut().for_each(text);
     spec.sandbox.iter_mut().flat_map(|sandbox| sandbox.read_only_paths.iter_mut().flatten()).for_each(text);
-    match spec.hooks.as_mut().and_then(|hooks| hooks.before_start.as_mut()) {
-        Some(HookValue::Run(run)) => *run = escape(run),
-        Some(HookValue::Map(hook)) => hook.run.iter_mut().for_each(text),
-        None => {}
+    for hook in spec.hooks.iter_mut().flat_map(|hooks| hooks.iter_mut()) {
+        match hook {
+            HookValue::Run(run) => *run = escape(run),
+            HookValue::Map(hook) => hook.run.iter_mut().for_each(text),
+        }
     }
     for ConfigEntry { path, .. } in spec.configmap.iter_mut().flatten() {
         path.iter_mut().for_each(text);
@@ -247,7 +372,7 @@ mod tests {
 
     fn on(text: &str) -> String {
         let key = "3:10.0.0.7:web:api_2".parse().unwrap();
-        substitute(text, &InstanceVariables { key: &key, instance: Some(2) })
+        substitute(text, &InstanceVariables { key: &key, instance: Some(2), scope: &VarScope::default() })
     }
 
     #[test]
@@ -259,13 +384,23 @@ mod tests {
     }
 
     #[test]
-    fn unknown_variables_are_named() {
-        let (message, hint) = first_error("cat ${HOME}/x", false).unwrap();
-        assert_eq!(message, "unknown variable ${HOME}");
-        assert!(hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"), "{hint}");
+    fn errors_of_templates_are_named() {
+        let first_error = |text: &str, numbered| {
+            let mut named = Vec::new();
+            let error = super::first_error(text, numbered, &mut |name, default| {
+                named.push(format!("{name} {default}"))
+            });
+            error.map(|(message, _)| message).or((!named.is_empty()).then(|| named.join(", ")))
+        };
+        assert_eq!(first_error("cat ${HOME}/x ${B:-c}", false).as_deref(), Some("HOME false, B true"));
+        assert_eq!(first_error("cat ${HOME%/}", false).as_deref(), Some("unknown variable ${HOME%/}"));
         assert_eq!(first_error("a ${instance}", true), None);
-        assert_eq!(first_error("a ${instance}", false).unwrap().0, "${instance} needs `instances`");
-        assert!(first_error("a ${name", false).is_some());
+        assert_eq!(first_error("a ${instance}", false).as_deref(), Some("${instance} needs `instances`"));
+        assert_eq!(first_error("a ${name", false).as_deref(), Some("\"${\" has no closing \"}\""));
+        assert_eq!(
+            first_error("${a:-${b}}", false).as_deref(),
+            Some("the default of ${a} contains a variable")
+        );
         assert_eq!(first_error("echo $${HOME} $HOME", false), None);
     }
 

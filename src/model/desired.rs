@@ -243,8 +243,9 @@ pub struct Budgets {
     pub restart: Option<Amount>,
 }
 
-/// A maintenance window. Operations that some window names are held outside of all windows that name them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A maintenance window. Operations that some window names are held outside of all windows that name them, and inside
+/// each window that denies them.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Window {
     pub days: Days,
     pub from: TimeOfDay,
@@ -252,6 +253,33 @@ pub struct Window {
     /// A name of the IANA time zone database.
     pub tz: String,
     pub operations: Vec<Disruption>,
+    /// The operations are held inside the window.
+    pub deny: bool,
+    pub place: SourceLocation,
+}
+
+impl Window {
+    pub fn allows(&self, operation: Disruption) -> bool {
+        !self.deny && self.operations.contains(&operation)
+    }
+
+    pub fn denies(&self, operation: Disruption) -> bool {
+        self.deny && self.operations.contains(&operation)
+    }
+}
+
+/// The text is part of manifest revisions: it has no location, and names only fields that are set.
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Window { days, from, to, tz, operations, deny, place: _ } = self;
+        let mut text = f.debug_struct("Window");
+        text.field("days", days).field("from", from).field("to", to).field("tz", tz);
+        text.field("operations", operations);
+        if *deny {
+            text.field("deny", deny);
+        }
+        text.finish()
+    }
 }
 
 /// Days of the week, Monday first.

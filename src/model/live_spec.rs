@@ -3,10 +3,10 @@
 use super::{Effect, EffectTable, Field, OnChange, Spec, SpecRevision, base_effect};
 
 /// A spec, and its revision if it is known.
-pub type Revised<'a> = (&'a Spec, Option<SpecRevision>);
+pub type SpecAndRevision<'a> = (&'a Spec, Option<SpecRevision>);
 
 /// The strongest effect in which two specs differ: by their revisions, which include `on_change`, or by their fields.
-pub fn difference(one: Revised<'_>, other: Revised<'_>) -> Effect {
+pub fn difference(one: SpecAndRevision<'_>, other: SpecAndRevision<'_>) -> Effect {
     match (one.1, other.1) {
         (Some(one), Some(other)) => one.differs_from(&other),
         _ => {
@@ -19,8 +19,8 @@ pub fn difference(one: Revised<'_>, other: Revised<'_>) -> Effect {
 /// The spec in effect after `given` was registered: its fields with effect Register take effect at once, as long as no
 /// restart is pending. `None`: the live spec does not change.
 pub fn live_after_registration(
-    live: Revised<'_>,
-    given: Revised<'_>,
+    live: SpecAndRevision<'_>,
+    given: SpecAndRevision<'_>,
 ) -> Option<(Spec, Option<SpecRevision>)> {
     if difference(live, given) >= Effect::Restart {
         return None;

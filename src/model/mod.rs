@@ -2,6 +2,7 @@
 //!
 //! No I/O, no clock, and no dependency on any other module.
 
+mod count;
 mod desired;
 mod dialect;
 mod effect;
@@ -18,6 +19,7 @@ mod outer_policy;
 mod plan;
 mod rollout;
 mod sandbox;
+mod secret_key;
 mod selection;
 mod selector;
 mod spec;
@@ -27,6 +29,7 @@ mod text_digest;
 mod time;
 mod value;
 
+pub use count::{count, noun_for};
 pub use desired::{
     Allow, Amount, Budgets, Days, DeclaredProcess, Desired, DesiredInstance, Disruption, Policy, Protection,
     SourceLocation, State, TimeOfDay, Window,
@@ -38,19 +41,20 @@ pub use field::Field;
 pub use hashed_spec::HashedSpec;
 pub use hold::{Hold, Pause};
 pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
-pub use live_spec::{Revised, difference, live_after_registration};
+pub use live_spec::{SpecAndRevision, difference, live_after_registration};
 pub use manifest_revision::ManifestRevision;
 pub use observed::{
     Health, KnownSpec, LastRun, Observed, ObservedInstance, ObservedSpecs, Presence, Present, RunningProcess,
 };
 pub use outcome::{StepOutcome, SyncStatus};
-pub use outer_policy::OuterPolicy;
-pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
+pub use outer_policy::{OuterPolicy, SignatureRule};
+pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Reason, Rule, SpecSide, Step, Wave};
 pub use rollout::{Rollout, RolloutGroup, RolloutPause, RolloutProgress};
 pub use sandbox::{
     ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,
     ulimit_number,
 };
+pub use secret_key::{DigestKey, SecretKey};
 pub use selection::{Selection, glob};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
@@ -59,8 +63,8 @@ pub use spec::{
 };
 pub use spec_revision::{ParseSpecRevisionError, SpecRevision};
 pub use supervision::{
-    AbsoluteLimits, Cores, HealthCheck, HealthProblem, Hook, Hooks, LogRotation, RestartRule, RestartWhen,
-    SIGNALS, SectionParts, SpecSection, bytes, signal_number,
+    AbsoluteLimits, Cores, HealthCheck, HealthProblem, Hook, HookProblem, Hooks, LogRotation, OnHookFailure,
+    RestartRule, RestartWhen, SIGNALS, SectionParts, SpecSection, bytes, signal_number,
 };
 pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};

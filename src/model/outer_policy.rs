@@ -1,5 +1,7 @@
 //! Outer policy: rules of the control host, outside of the repository. No manifest can widen it.
 
+use std::path::PathBuf;
+
 use super::{Allow, Budgets, InstanceKey, Spec, glob};
 
 /// Rules of the control host for every plan.
@@ -13,6 +15,28 @@ pub struct OuterPolicy {
     /// Patterns of `setup_path`. `None` allows everything, an empty list nothing.
     pub paths: Option<Vec<String>>,
     pub budgets: Budgets,
+    pub signatures: Option<SignatureRule>,
+}
+
+/// Signatures that a plan needs before it is applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SignatureRule {
+    /// File of ssh keys and their principals.
+    pub allowed_signers: PathBuf,
+    /// Number of persons, at least 1.
+    pub required: u32,
+    /// Patterns of the targets and owners whose plans need them. `None`: all.
+    pub targets: Option<Vec<String>>,
+    pub owners: Option<Vec<String>>,
+}
+
+impl SignatureRule {
+    pub fn applies(&self, target: &str, owner: &str) -> bool {
+        let names = |patterns: &Option<Vec<String>>, text: &str| {
+            patterns.as_ref().is_none_or(|patterns| patterns.iter().any(|pattern| glob(pattern, text)))
+        };
+        names(&self.targets, target) && names(&self.owners, owner)
+    }
 }
 
 impl OuterPolicy {
@@ -53,6 +77,17 @@ impl OuterPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signature_rule_applies_by_target_and_owner() {
+        let list = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let rule = |targets, owners| SignatureRule { targets, owners, ..SignatureRule::default() };
+        assert!(rule(None, None).applies("prod", "shop"));
+        assert!(rule(list(&["prod*"]), None).applies("prod-eu", "shop"));
+        assert!(!rule(list(&["prod*"]), None).applies("test", "shop"));
+        assert!(!rule(list(&["prod"]), list(&["web"])).applies("prod", "shop"));
+        assert!(!rule(list(&[]), None).applies("prod", "shop"));
+    }
 
     #[test]
     fn a_policy_names_the_first_part_that_it_does_not_allow() {

@@ -50,7 +50,7 @@ pub struct Step {
     /// The earlier name of a moved instance: the first such step takes it over. Steps of the earlier name itself run
     /// first; if one of them fails, these are skipped.
     pub from: Option<InstanceKey>,
-    pub why: Vec<Why>,
+    pub why: Vec<Reason>,
 }
 
 /// Condition between two batches of a rollout.
@@ -152,7 +152,7 @@ impl SpecSide {
 
 /// The reason of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
+pub struct Reason {
     pub rule: Rule,
     /// The field that differs, down to the key of a map or the entry of a list.
     pub field: Option<String>,
@@ -238,7 +238,7 @@ pub struct HeldChange {
     pub detail: String,
     /// The steps that are held, where known.
     pub steps: Vec<Op>,
-    pub why: Vec<Why>,
+    pub why: Vec<Reason>,
     pub at: Option<SourceLocation>,
 }
 
@@ -262,6 +262,8 @@ pub enum HoldReason {
     RunUnknown,
     AgentRelaunching,
     OldSpecUnknown,
+    /// The key of the digests of its secrets is unknown, so that they cannot be compared.
+    SecretKeyUnknown,
     MoveUnsupported,
     BackingOff,
     NotConverging,
@@ -284,7 +286,7 @@ pub enum HoldReason {
 }
 
 impl HoldReason {
-    pub const ALL: [HoldReason; 29] = [
+    pub const ALL: [HoldReason; 30] = [
         HoldReason::HostUnknown,
         HoldReason::Stale,
         HoldReason::Hold,
@@ -302,6 +304,7 @@ impl HoldReason {
         HoldReason::RunUnknown,
         HoldReason::AgentRelaunching,
         HoldReason::OldSpecUnknown,
+        HoldReason::SecretKeyUnknown,
         HoldReason::MoveUnsupported,
         HoldReason::BackingOff,
         HoldReason::NotConverging,
@@ -340,6 +343,7 @@ impl HoldReason {
             | HoldReason::NoStopCommand
             | HoldReason::RunUnknown
             | HoldReason::OldSpecUnknown
+            | HoldReason::SecretKeyUnknown
             | HoldReason::MoveUnsupported
             | HoldReason::NotConverging
             | HoldReason::RolledBack
@@ -375,6 +379,7 @@ impl HoldReason {
             HoldReason::RunUnknown => "RunUnknown",
             HoldReason::AgentRelaunching => "AgentRelaunching",
             HoldReason::OldSpecUnknown => "OldSpecUnknown",
+            HoldReason::SecretKeyUnknown => "SecretKeyUnknown",
             HoldReason::MoveUnsupported => "MoveUnsupported",
             HoldReason::BackingOff => "BackingOff",
             HoldReason::NotConverging => "NotConverging",

@@ -81,6 +81,15 @@ impl Identity {
             None => format!("{}/{}", self.setup_path.trim_end_matches('/'), self.proc_name),
         }
     }
+
+    /// Whether `proc_name` is the name of an executable. A manifest that leaves it out has the name of the process there,
+    /// and `NAMESPACE/NAME` of the instance as value_key.
+    pub fn names_program(&self) -> bool {
+        let instance = self.value_key.as_deref().and_then(|key| key.split_once('/')).map(|(_, name)| name);
+        let Some(rest) = instance.and_then(|name| name.strip_prefix(&self.proc_name)) else { return true };
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        !(rest.is_empty() || rest.strip_prefix('_').is_some_and(is_number))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,21 @@ pub struct SpecRevision {
 }
 
 impl SpecRevision {
+    pub fn to_bytes(&self) -> [u8; 20] {
+        let SpecRevision { register, reload, restart, replace, run } = self;
+        let mut bytes = [0; 20];
+        let parts = [register, reload, restart, replace, run];
+        bytes.chunks_exact_mut(4).zip(parts).for_each(|(to, part)| to.copy_from_slice(&part.to_be_bytes()));
+        bytes
+    }
+
+    pub fn from_bytes(bytes: [u8; 20]) -> SpecRevision {
+        let part = |n: usize| {
+            u32::from_be_bytes([bytes[4 * n], bytes[4 * n + 1], bytes[4 * n + 2], bytes[4 * n + 3]])
+        };
+        SpecRevision { register: part(0), reload: part(1), restart: part(2), replace: part(3), run: part(4) }
+    }
+
     /// The strongest effect in which two revisions differ; `None`: they are equal.
     pub fn differs_from(&self, other: &SpecRevision) -> Effect {
         [

@@ -253,6 +253,12 @@ pub struct Hooks {
     /// Runs before every launch; a failure fails the launch.
     #[serde(skip_serializing_if = "is_unset")]
     pub before_start: Option<Hook>,
+    /// Runs before a stop and before the stop of a restart; a failure keeps the process running.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub before_stop: Option<Hook>,
+    /// Runs after the start check; a failure fails the start.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub after_start: Option<Hook>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,33 +268,120 @@ pub struct Hook {
     /// Seconds; unset: `op_timeout`.
     #[serde(skip_serializing_if = "is_unset")]
     pub timeout: Option<u32>,
+    /// Unset: abort.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub on_failure: Option<OnHookFailure>,
+    /// Whether the hook also runs for the repair of drift; `before_start` always does.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub drift: Option<bool>,
+}
+
+/// The effect of a failed hook on its operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnHookFailure {
+    /// The operation fails.
+    #[default]
+    Abort,
+    /// The operation goes on. Its row and the agent's log name the failure.
+    Ignore,
+}
+
+impl OnHookFailure {
+    pub const ALL: [OnHookFailure; 2] = [OnHookFailure::Abort, OnHookFailure::Ignore];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            OnHookFailure::Abort => "abort",
+            OnHookFailure::Ignore => "ignore",
+        }
+    }
 }
 
 impl Hook {
+    /// Maximum time limit of `before_stop` and `after_start`, in seconds.
+    pub const MAX_SECONDS: u32 = 3600;
+
     /// The time limit in seconds.
     pub fn seconds(&self, monitor: &Monitor) -> u32 {
         self.timeout.or(monitor.op_timeout).unwrap_or(Monitor::OP_TIMEOUT)
+    }
+
+    pub fn aborts(&self) -> bool {
+        self.on_failure.unwrap_or_default() == OnHookFailure::Abort
+    }
+
+    /// Whether the hook runs for an operation. `repairs`: the operation repairs drift.
+    pub fn applies(&self, repairs: bool) -> bool {
+        !repairs || self.drift == Some(true)
     }
 }
 
 impl Hooks {
     /// The names of all hooks.
-    pub const FIELDS: [&str; 1] = ["before_start"];
+    pub const FIELDS: [&str; 3] = ["before_start", "before_stop", "after_start"];
+
+    /// All hooks by name, in the order of [`Hooks::FIELDS`].
+    pub fn by_name(&self) -> [(&'static str, Option<&Hook>); 3] {
+        let Hooks { before_start, before_stop, after_start } = self;
+        let [before, stop, after] = Hooks::FIELDS;
+        [(before, before_start.as_ref()), (stop, before_stop.as_ref()), (after, after_start.as_ref())]
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Hook> {
+        let Hooks { before_start, before_stop, after_start } = self;
+        [before_start, before_stop, after_start].into_iter().flatten()
+    }
 
     /// Time that the hooks of one launch may take, in seconds.
     pub fn launch_seconds(&self, monitor: &Monitor) -> u32 {
-        self.before_start.as_ref().map_or(0, |hook| hook.seconds(monitor))
+        let hooks = [&self.before_start, &self.after_start].into_iter().flatten();
+        hooks.fold(0, |sum, hook| sum.saturating_add(hook.seconds(monitor)))
     }
+
+    /// Time that the hook of a stop may take, in seconds.
+    pub fn stop_seconds(&self, monitor: &Monitor) -> u32 {
+        self.before_stop.as_ref().map_or(0, |hook| hook.seconds(monitor))
+    }
+
+    /// The first invalid value. Manifests are checked with source locations; a request of another client only here.
+    pub fn check(&self) -> Result<(), HookProblem> {
+        for (name, hook) in self.by_name() {
+            let Some(hook) = hook else { continue };
+            let problem = |field: &str, why| HookProblem { field: format!("hooks.{name}.{field}"), why };
+            if hook.run.is_empty() {
+                return Err(problem("run", "is missing"));
+            }
+            let is_launch = name == Hooks::FIELDS[0];
+            if is_launch && hook.drift.is_some() {
+                return Err(problem("drift", "is not supported: before_start runs before every launch"));
+            }
+            if !is_launch && hook.timeout.is_some_and(|seconds| !(1..=Hook::MAX_SECONDS).contains(&seconds)) {
+                return Err(problem("timeout", "is not between 1 and 3600 seconds"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value of a hook that is not valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookProblem {
+    pub field: String,
+    pub why: &'static str,
 }
 
 impl SpecSection for Hooks {
     fn parts(&self) -> SectionParts {
-        let Hooks { before_start } = self;
         let mut parts = Parts::default();
-        for (name, hook) in [("before_start", before_start)] {
-            let Some(Hook { run, timeout }) = hook else { continue };
+        for (name, hook) in self.by_name() {
+            let Some(Hook { run, timeout, on_failure, drift }) = hook else { continue };
+            // The defaults enter no digest.
+            let on_failure = on_failure.filter(|word| *word != OnHookFailure::default());
             parts = parts.put(&format!("{name}.run"), Some(run));
             parts = parts.put(&format!("{name}.timeout"), timeout.as_ref());
+            parts = parts.put(&format!("{name}.on_failure"), on_failure.map(OnHookFailure::word));
+            parts = parts.put(&format!("{name}.drift"), drift.filter(|drift| *drift));
         }
         parts.0
     }

@@ -66,19 +66,54 @@ pub struct Now {
 impl Now {
     /// Whether a window is open. A window in a zone without a known offset is closed.
     pub fn is_in(&self, window: &Window) -> bool {
-        let Some(offset) = self.offsets.get(&window.tz) else { return false };
-        let local = self.at.0.div_euclid(1000) + i64::from(*offset);
-        let (day, second) = (local.div_euclid(DAY), local.rem_euclid(DAY));
-        // 1970 began on a Thursday; weeks are counted from Monday.
-        let on = |day: i64| window.days[(day + 3).rem_euclid(7) as usize];
-        let at = |time: TimeOfDay| i64::from(time.hour) * 3600 + i64::from(time.minute) * 60;
-        let (from, to) = (at(window.from), at(window.to));
-        if from < to {
-            return on(day) && (from..to).contains(&second);
-        }
-        // Across midnight: the window belongs to the day on which it opens.
-        (on(day) && second >= from) || (on(day - 1) && second < to)
+        self.local(window).is_some_and(|local| end_of_opening(window, local).is_some())
     }
+
+    /// Whether a window denies operations now. A window in a zone without a known offset does.
+    pub fn is_denied_by(&self, window: &Window) -> bool {
+        window.deny && (self.local(window).is_none() || self.is_in(window))
+    }
+
+    /// The end of an open window by the clock of its zone, as in `Mon 17:00`. `None`: it is closed, or has no end.
+    pub fn end_of(&self, window: &Window) -> Option<String> {
+        const NAMES: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+        let mut end = end_of_opening(window, self.local(window)?)?;
+        // The next day of the window may begin where this one ends.
+        for _ in 0..8 {
+            let Some(next) = end_of_opening(window, end) else {
+                let (day, second) = (end.div_euclid(DAY), end.rem_euclid(DAY));
+                return Some(format!("{} {:02}:{:02}", NAMES[weekday(day)], second / 3600, second / 60 % 60));
+            };
+            end = next;
+        }
+        None
+    }
+
+    /// Seconds by the clock of a window's zone, since 1970 there.
+    fn local(&self, window: &Window) -> Option<i64> {
+        Some(self.at.0.div_euclid(1000) + i64::from(*self.offsets.get(&window.tz)?))
+    }
+}
+
+/// The day of the week, from Monday. 1970 began on a Thursday.
+fn weekday(day: i64) -> usize {
+    (day + 3).rem_euclid(7) as usize
+}
+
+/// The end of the opening that contains a local time. `None`: the window is closed then.
+fn end_of_opening(window: &Window, local: i64) -> Option<i64> {
+    let (day, second) = (local.div_euclid(DAY), local.rem_euclid(DAY));
+    let on = |day: i64| window.days[weekday(day)];
+    let at = |time: TimeOfDay| i64::from(time.hour) * 3600 + i64::from(time.minute) * 60;
+    let (from, to) = (at(window.from), at(window.to));
+    if from < to {
+        return (on(day) && (from..to).contains(&second)).then_some(day * DAY + to);
+    }
+    // Across midnight: the window belongs to the day on which it opens.
+    if on(day) && second >= from {
+        return Some((day + 1) * DAY + to);
+    }
+    (on(day - 1) && second < to).then_some(day * DAY + to)
 }
 
 /// Human-readable duration: "4 min", "2 h 30 min".
@@ -124,6 +159,7 @@ pub fn seconds(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::SourceLocation;
 
     #[test]
     fn moments_are_written_in_rfc_3339() {
@@ -147,6 +183,8 @@ mod tests {
             to: TimeOfDay { hour: to.0, minute: to.1 },
             tz: "Asia/Shanghai".into(),
             operations: Vec::new(),
+            deny: false,
+            place: SourceLocation { file: "".into(), line: 0, column: 0 },
         };
         // 2026-11-16 is a Monday; 8 hours east of UTC.
         let monday = 1_794_787_200;
@@ -160,10 +198,18 @@ mod tests {
         // From Sunday evening into Monday morning.
         let night = window("------x", (22, 0), (6, 0));
         assert!(now(-3, 0).is_in(&night) && now(-10, 0).is_in(&night) && !now(-11, 0).is_in(&night));
-        assert!(
-            !now(-3, 0).is_in(&Window { tz: "UTC".into(), ..night }),
-            "the offset of that zone is unknown"
-        );
+        assert_eq!(now(1, 0).end_of(&office).as_deref(), Some("Mon 17:00"));
+        assert_eq!(now(-10, 0).end_of(&night).as_deref(), Some("Mon 06:00"));
+        assert_eq!(now(-3, 0).end_of(&night).as_deref(), Some("Mon 06:00"));
+        assert_eq!(now(9, 0).end_of(&office), None, "it is closed");
+        let days = window("xx-----", (0, 0), (24, 0));
+        assert_eq!(now(1, 0).end_of(&days).as_deref(), Some("Wed 00:00"), "two days in a row");
+        assert_eq!(now(1, 0).end_of(&window("xxxxxxx", (0, 0), (24, 0))), None, "always");
+        // A window of an unknown zone neither allows nor stops denying.
+        let unknown = Window { tz: "UTC".into(), ..night };
+        assert!(!now(-3, 0).is_in(&unknown));
+        let [denied, allowed] = [true, false].map(|deny| Window { deny, ..unknown.clone() });
+        assert!(now(-3, 0).is_denied_by(&denied) && !now(-3, 0).is_denied_by(&allowed));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Cache of the target's observed state between passes.
+//! Cache of the target's observed state between the passes of a controller, and between the plans of an apply.
 //!
 //! # Theory of operation
 //!
@@ -62,6 +62,8 @@ enum Resync {
     Late,
     #[error("the change stream ended")]
     StreamEnded,
+    #[error("the target's watermark is older than the last observation: its state was restored")]
+    Rewound,
     #[error(transparent)]
     Watermark(#[from] BackendError),
 }
@@ -122,7 +124,7 @@ impl ObservedCache {
         self.listed.extend(listed.iter().map(|(key, row)| (key.clone(), row.clone())));
     }
 
-    /// Returns the observation that a pass used.
+    /// Returns the observation that a pass or a plan used.
     pub fn put_back(&mut self, observed: Arc<Observed>) {
         if let Some(known) = &mut self.known {
             known.observed = Some(observed);
@@ -169,7 +171,13 @@ impl ObservedCache {
         hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
         let agents = self.known.iter().flat_map(|known| known.under_agent_id.values());
         hosts.extend(agents.cloned());
+        if let Some(known) = &mut self.known {
+            known.changes.open();
+        }
         let mark = target.backend().watermark(&hosts).await?;
+        if self.known.as_ref().is_some_and(|known| known.number > mark.number) {
+            return Err(Resync::Rewound);
+        }
         let until = Instant::now() + CATCH_UP_TIMEOUT;
         while let Some(known) = &mut self.known
             && known.number < mark.number

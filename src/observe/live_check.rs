@@ -54,7 +54,7 @@ impl Observation {
                     caps.lag_secs == 0 && seen.running == Some(true) && !seen.process.not_owned
                 };
                 closer.instances.retain(|_, seen| !seen.unknown && !is_newer(seen));
-                self.observed.merge_live_check(closer);
+                self.merge_checked(closer);
             }
             Err(fault) => {
                 warn!(%fault, instances = created.len(), "live status check before a first start failed");
@@ -65,7 +65,7 @@ impl Observation {
                 closer
                     .instances
                     .retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
-                self.observed.merge_live_check(closer);
+                self.merge_checked(closer);
             }
             Err(fault) => {
                 warn!(%fault, instances = guarded.len(), "live status check failed; these instances are held");
@@ -81,5 +81,14 @@ impl Observation {
         }
         fill_in(&mut self.observed, &self.old);
         has_new_facts
+    }
+
+    /// Merges the facts of a live check. The next plan starts from the rows of the target, and checks again.
+    fn merge_checked(&mut self, checked: Observed) {
+        for key in checked.instances.keys() {
+            let row = self.observed.instances.get(key).cloned();
+            self.listed.entry(key.clone()).or_insert(row);
+        }
+        self.observed.merge_live_check(checked);
     }
 }

@@ -18,7 +18,7 @@ const OTHERS_READ: u32 = 0o004;
 mod acl;
 mod walk;
 
-use self::walk::Passed;
+use self::walk::PathStep;
 
 /// The user that this process runs as.
 pub fn own_uid() -> u32 {
@@ -63,16 +63,18 @@ pub fn refuse_changeable(path: &Path, trusted: u32) -> Result<Metadata, Permissi
         let elsewhere = || format!(": move {shown} to a folder that only {own} can write");
         match passed {
             // In a sticky folder only the owner of an entry can rename or remove it.
-            Passed::Folder(_) if meta.mode() & STICKY != 0 => {
+            PathStep::Folder(_) if meta.mode() & STICKY != 0 => {
                 refuse_owner(folder, &meta, trusted, elsewhere)?
             }
-            Passed::Folder(_) => {
+            PathStep::Folder(_) => {
                 refuse_owner(folder, &meta, trusted, elsewhere)?;
                 refuse_writable(folder, &meta, trusted)?;
             }
-            Passed::Link(_) if is_sticky(folder.parent()) => refuse_owner(folder, &meta, trusted, elsewhere)?,
+            PathStep::Link(_) if is_sticky(folder.parent()) => {
+                refuse_owner(folder, &meta, trusted, elsewhere)?
+            }
             // Its folder was checked: no other user can exchange the link.
-            Passed::Link(_) => {}
+            PathStep::Link(_) => {}
         }
     }
     Ok(meta)

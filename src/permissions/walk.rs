@@ -9,24 +9,24 @@ const MAX_LINKS: usize = 40;
 
 /// A step of a walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Passed {
+pub enum PathStep {
     /// A folder in which a name is looked up.
     Folder(PathBuf),
     /// A link that is followed.
     Link(PathBuf),
 }
 
-impl Passed {
+impl PathStep {
     pub fn path(&self) -> &Path {
         match self {
-            Passed::Folder(path) | Passed::Link(path) => path,
+            PathStep::Folder(path) | PathStep::Link(path) => path,
         }
     }
 }
 
 /// The steps to a path, without the last entry itself. Each folder occurs once.
-pub fn passed(path: &Path) -> io::Result<Vec<Passed>> {
-    let (mut steps, mut links) = (vec![Passed::Folder(PathBuf::from("/"))], 0);
+pub fn passed(path: &Path) -> io::Result<Vec<PathStep>> {
+    let (mut steps, mut links) = (vec![PathStep::Folder(PathBuf::from("/"))], 0);
     let mut here = PathBuf::from("/");
     // The names that follow, the next one last.
     let mut rest: Vec<OsString> = names(&std::path::absolute(path)?);
@@ -46,11 +46,11 @@ pub fn passed(path: &Path) -> io::Result<Vec<Passed>> {
                 here = PathBuf::from("/");
             }
             rest.extend(names(&target));
-            steps.push(Passed::Link(next));
+            steps.push(PathStep::Link(next));
             continue;
         }
         here = next;
-        let step = Passed::Folder(here.clone());
+        let step = PathStep::Folder(here.clone());
         if !rest.is_empty() && !steps.contains(&step) {
             steps.push(step);
         }
@@ -82,11 +82,11 @@ mod tests {
         std::os::unix::fs::symlink(real.join("links/one"), real.join("two")).expect("a link");
         std::fs::write(real.join("a/b/file"), "").expect("a file");
         let steps = passed(&real.join("two/b/file")).expect("it is resolved");
-        let has = |step: Passed| assert!(steps.contains(&step), "{step:?} in {steps:?}");
-        has(Passed::Link(real.join("two")));
-        has(Passed::Link(real.join("links/one")));
-        ["links", "a", "a/b"].iter().for_each(|name| has(Passed::Folder(real.join(name))));
-        has(Passed::Folder(real.clone()));
+        let has = |step: PathStep| assert!(steps.contains(&step), "{step:?} in {steps:?}");
+        has(PathStep::Link(real.join("two")));
+        has(PathStep::Link(real.join("links/one")));
+        ["links", "a", "a/b"].iter().for_each(|name| has(PathStep::Folder(real.join(name))));
+        has(PathStep::Folder(real.clone()));
         assert!(!steps.iter().any(|step| step.path().ends_with("file")));
     }
 }

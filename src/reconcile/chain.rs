@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::model::{
-    DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey, Op, ProcessKey, SourceLocation,
-    SpecRevision, SpecSide, State, Why,
+    DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey, Op, ProcessKey, Reason,
+    SourceLocation, SpecRevision, SpecSide, State,
 };
 
 /// The steps of one instance, from its observed to its desired state.
@@ -30,7 +30,7 @@ pub struct StepDraft {
     /// The fields that take effect with a reload.
     pub reloaded_fields: Vec<Field>,
     pub needs_live_check: bool,
-    pub why: Vec<Why>,
+    pub why: Vec<Reason>,
 }
 
 impl Chain<'_> {
@@ -47,7 +47,7 @@ impl Chain<'_> {
     }
 
     pub fn held(&self, reason: HoldReason, detail: String) -> HeldChange {
-        let mut why: Vec<Why> = Vec::new();
+        let mut why: Vec<Reason> = Vec::new();
         for one in self.before.iter().chain(&self.steps).flat_map(|draft| &draft.why) {
             if !why.contains(one) {
                 why.push(one.clone());

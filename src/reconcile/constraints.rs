@@ -8,7 +8,7 @@ use super::chain::{Chain, PlanDraft};
 use super::rules::Rules;
 use crate::model::{
     Amount, Desired, DesiredInstance, Disruption, Hold, HoldReason, InstanceKey, Name, Now, Observed, Op,
-    Pause, Policy, Protection, State, Time, Window,
+    Pause, Policy, Protection, State, Time, Window, count,
 };
 
 /// The disruptions of a chain, as protections, windows and budgets name them.
@@ -52,6 +52,9 @@ impl DisruptionSet {
     }
 }
 
+/// Windows that a plan passes with break-glass, each with its number of instances.
+pub type PassedWindows = BTreeMap<String, usize>;
+
 /// Moves the chains that may not be executed now from `found.chains` to `found.held`.
 pub fn apply_constraints(
     found: &mut PlanDraft<'_>,
@@ -59,7 +62,7 @@ pub fn apply_constraints(
     observed: &Observed,
     rules: &Rules,
     now: &Now,
-) {
+) -> PassedWindows {
     let constraints = Constraints {
         desired,
         observed,
@@ -70,6 +73,7 @@ pub fn apply_constraints(
     };
     hold_where(found, |chain| constraints.check(chain));
     constraints.budgets(found);
+    constraints.passed_windows(found)
 }
 
 fn hold_where(found: &mut PlanDraft<'_>, reason: impl Fn(&Chain<'_>) -> Option<(HoldReason, String)>) {
@@ -169,20 +173,54 @@ impl<'a> Constraints<'a> {
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
-        self.policies(chain.key, chain.want).find_map(|policy| {
-            let closed = Disruption::ALL.into_iter().find(|operation| {
-                let mut named = policy.windows.iter().filter(|window| window.operations.contains(operation));
-                kinds.has(*operation)
-                    && policy.windows.iter().any(|window| window.operations.contains(operation))
-                    && !named.any(|window| self.now.is_in(window))
-            })?;
-            let named = policy.windows.iter().filter(|window| window.operations.contains(&closed));
-            let open: Vec<String> = named.map(shown).collect();
-            let (name, place) = (&policy.name, &policy.place);
-            let detail =
-                format!("policy {name:?} ({place}) allows a {} only {}", closed.word(), open.join(", or "));
-            Some((HoldReason::OutsideWindow, detail))
+        if self.rules.holds.break_glass.is_some() {
+            return None;
+        }
+        Some((HoldReason::OutsideWindow, self.closed_window(chain, kinds)?))
+    }
+
+    /// The window that forbids a chain. One that denies comes first: no other window overrides it.
+    fn closed_window(&self, chain: &Chain<'_>, kinds: DisruptionSet) -> Option<String> {
+        let wanted = || Disruption::ALL.into_iter().filter(|operation| kinds.has(*operation));
+        let denied = self.policies(chain.key, chain.want).find_map(|policy| {
+            let is_active = |window: &&Window| self.now.is_denied_by(window);
+            let mut active = policy.windows.iter().filter(is_active);
+            active.find_map(|window| {
+                let operation = wanted().find(|operation| window.denies(*operation))?;
+                let end = self.now.end_of(window).map(|end| format!(", until {end}")).unwrap_or_default();
+                let (name, place, word) = (&policy.name, &window.place, operation.word());
+                Some(format!("policy {name:?} ({place}) forbids a {word} {}{end}", shown(window)))
+            })
+        });
+        denied.or_else(|| {
+            self.policies(chain.key, chain.want).find_map(|policy| {
+                let closed = wanted().find(|operation| {
+                    let mut named =
+                        policy.windows.iter().filter(|window| window.allows(*operation)).peekable();
+                    named.peek().is_some() && !named.any(|window| self.now.is_in(window))
+                })?;
+                let named = policy.windows.iter().filter(|window| window.allows(closed));
+                let open: Vec<String> = named.map(shown).collect();
+                let (name, place) = (&policy.name, &policy.place);
+                Some(format!(
+                    "policy {name:?} ({place}) allows a {} only {}",
+                    closed.word(),
+                    open.join(", or ")
+                ))
+            })
         })
+    }
+
+    /// The windows that forbid the remaining chains, which break-glass passes.
+    fn passed_windows(&self, found: &PlanDraft<'_>) -> PassedWindows {
+        let mut passed = PassedWindows::new();
+        if self.rules.holds.break_glass.is_some() {
+            let closed = |chain: &Chain<'_>| self.closed_window(chain, DisruptionSet::of(chain));
+            for window in found.chains.iter().filter_map(closed) {
+                *passed.entry(window).or_default() += 1;
+            }
+        }
+        passed
     }
 
     /// The policies that apply to an instance. The policies of its namespace apply to an orphan; without any other
@@ -275,9 +313,9 @@ impl<'a> Constraints<'a> {
             .filter(|(key, kinds)| of_kind(**kinds) && binds(key, self.desired.instances.get(*key)));
         let in_flight = in_flight.count();
         if planned > 0 && planned + in_flight > limit {
-            let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
             let others = if in_flight > 0 { format!(", {in_flight} in flight") } else { String::new() };
-            let detail = format!("{} planned{others}, at most {limit} allowed: {origin}", times(planned));
+            let detail =
+                format!("{} planned{others}, at most {limit} allowed: {origin}", count(planned, word));
             hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
         }
     }

@@ -1,6 +1,6 @@
 //! Effect table of one spec, as the planner and `explain` read it.
 
-use crate::model::{Effect, Field, OnChange, Spec, SpecRevision, Value, secret_digest};
+use crate::model::{Effect, Field, OnChange, Spec, SpecRevision, Value};
 pub use crate::model::{EffectTable, base_effect, effect_of};
 
 /// One row: a field of a spec, the effect of changing it, and its value.
@@ -21,9 +21,4 @@ pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
 /// The digests of one spec, on a target that supports every field.
 pub fn revision(spec: &Spec, on_change: &OnChange) -> SpecRevision {
     EffectTable::of(spec, on_change).revision(spec)
-}
-
-/// Short digest, shown in place of a secret value.
-pub fn digest(text: &str) -> String {
-    secret_digest(text)[..8].to_owned()
 }

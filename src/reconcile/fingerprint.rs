@@ -23,7 +23,8 @@ pub fn fingerprint(
     let mut put = |text: &str| digest.put(text);
     put(revision.as_str());
     put(target);
-    put(&format!("{rules:?}"));
+    // The policy of a control host is not an input of the plan: what it forbids has no steps.
+    put(&format!("{:?}", Rules { policy: None, ..rules.clone() }));
     let touched: BTreeSet<&InstanceKey> = plan
         .steps()
         .flat_map(|step| [Some(&step.instance), step.from.as_ref()])
@@ -43,8 +44,15 @@ pub fn fingerprint(
 fn facts(seen: &ObservedInstance) -> String {
     let ObservedInstance { unknown, registered, hosted, running, owner, specs, .. } = seen;
     // Whether the live spec is assumed, and files that others deliver, change no step.
-    let ObservedSpecs { registered: given, live, is_live_assumed: _, ran, drifted_files: _, protections: _ } =
-        specs;
+    let ObservedSpecs {
+        registered: given,
+        live,
+        is_live_assumed: _,
+        ran,
+        drifted_files: _,
+        protections: _,
+        digest_key: _,
+    } = specs;
     let ran = match ran {
         LastRun::Unknown => "unknown".to_owned(),
         LastRun::Never => "never".to_owned(),

@@ -24,6 +24,7 @@ mod dependencies;
 pub mod diff;
 pub mod effect;
 pub mod expectations;
+pub mod field_differences;
 pub mod fingerprint;
 mod identities;
 mod moves;
@@ -36,7 +37,6 @@ pub mod spec_recovery;
 mod stages;
 mod sync_status;
 mod waves;
-pub mod why;
 
 pub use caps::{Caps, Moves};
 pub use choose::{Delta, Goal, RanStatus, Situation, StopBy, Stops, choose};
@@ -52,17 +52,19 @@ pub use sync_status::{SyncStatus, sync_statuses};
 
 use std::collections::BTreeMap;
 
-use crate::model::{Desired, Now, Observed, Plan, ProcessKey};
+use crate::model::{Desired, Now, Observed, Plan, ProcessKey, count};
 use chain::PlanDraft;
+use constraints::PassedWindows;
 
 /// The plan: the steps to execute, and the held changes.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
     let mut found = planner::plan_instances(desired, observed, rules, now);
-    constraints::apply_constraints(&mut found, desired, observed, rules, now);
+    let passed = constraints::apply_constraints(&mut found, desired, observed, rules, now);
     let pauses = stages::hold_stages(&mut found, desired, observed, rules);
     stages::hold_unavailable(&mut found, desired, observed);
     let waves = waves::build_waves(&mut found, desired, observed, rules);
-    let notes = notes(&found, rules);
+    let mut notes = notes(&found, rules);
+    notes.extend(break_glass_note(rules, &passed));
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
     Plan { waves, held, notes, in_sync: found.in_sync, pauses }
@@ -93,6 +95,19 @@ fn drift_note(drifted: &BTreeMap<(ProcessKey, String), usize>) -> Option<String>
     (!names.is_empty()).then(|| format!("files on hosts differ from the configmap: {}", names.join(", ")))
 }
 
+/// The windows that break-glass bypasses, with its reason.
+fn break_glass_note(rules: &Rules, passed: &PassedWindows) -> Option<String> {
+    let reason = rules.holds.break_glass.as_ref()?;
+    if passed.is_empty() {
+        return Some(format!("break-glass ({reason}): no maintenance window forbids a change"));
+    }
+    let one = |(window, n): (&String, &usize)| {
+        format!("{n} instance{} although {window}", if *n == 1 { "" } else { "s" })
+    };
+    let all: Vec<String> = passed.iter().map(one).collect();
+    Some(format!("break-glass ({reason}): changes {}", all.join("; ")))
+}
+
 /// Notes for the operator.
 fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
     let caps = &rules.caps;
@@ -106,14 +121,14 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
         ));
     }
     if found.lost > 0 {
-        let (n, s) = (found.lost, if found.lost == 1 { "" } else { "s" });
-        notes
-            .push(format!("{n} instance{s} stopped by the new spec: only digests of the old spec are known"));
+        let stopped = count(found.lost, "instance");
+        notes.push(format!("{stopped} stopped by the new spec: only digests of the old spec are known"));
     }
     if found.deferred > 0 {
-        let (n, s) = (found.deferred, if found.deferred == 1 { " is" } else { "s are" });
+        let adopted = count(found.deferred, "instance");
+        let are = if found.deferred == 1 { "is" } else { "are" };
         notes.push(format!(
-            "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
+            "{adopted} {are} adopted with a running spec that differs from the manifest: the next plan changes it"
         ));
     }
     if !found.rehosted.is_empty() {

@@ -6,7 +6,7 @@ use super::assess::{TargetSpec, absent, assess, assess_adopted};
 use super::caps::{Caps, Moves};
 use super::chain::{Chain, StepDraft};
 use super::choose::{Delta, Goal, Situation, choose};
-use super::planner::{Planner, detail};
+use super::planner::{Planner, explained};
 use super::reasons::{StepReasons, down_rule};
 use crate::model::{
     DesiredInstance, HoldReason, InstanceKey, ObservedInstance, Op, Presence, Present, ProcessKey, Rule,
@@ -14,7 +14,7 @@ use crate::model::{
 };
 
 /// The instance observed under an earlier name, or the reason why its state is unknown.
-pub type Earlier<'a> = Result<Present<'a>, (HoldReason, String)>;
+pub type FormerInstance<'a> = Result<Present<'a>, (HoldReason, String)>;
 
 impl<'a> Planner<'a> {
     /// Finds the instance under one of its earlier names.
@@ -22,7 +22,7 @@ impl<'a> Planner<'a> {
         &self,
         key: &InstanceKey,
         want: &DesiredInstance,
-    ) -> Option<(&'a InstanceKey, Earlier<'a>)> {
+    ) -> Option<(&'a InstanceKey, FormerInstance<'a>)> {
         if want.origin.moved_from.is_empty() || want.origin.state == State::Absent {
             return None;
         }
@@ -89,7 +89,10 @@ impl<'a> Planner<'a> {
             if adopting { assess_adopted(present, target, &caps) } else { assess(present, target, &caps) };
         let is = match situation {
             Ok(is) => is,
-            Err(reason) => return self.hold(key, want, reason, detail(reason, Some(present), &caps)),
+            Err(reason) => {
+                let (reason, detail) = explained(reason, Some(present), &caps);
+                return self.hold(key, want, reason, detail);
+            }
         };
         let keeps = target.goal.state.needs_start() && is.live.is_some_and(|live| !live.replace);
         let drafted = match caps.moves {
@@ -119,7 +122,10 @@ impl<'a> Planner<'a> {
                 );
                 self.hold(key, want, HoldReason::MoveUnsupported, detail);
             }
-            Err(reason) => self.hold(key, want, reason, detail(reason, Some(present), &caps)),
+            Err(reason) => {
+                let (reason, detail) = explained(reason, Some(present), &caps);
+                self.hold(key, want, reason, detail);
+            }
         }
     }
 }

@@ -7,10 +7,10 @@ use super::assess::{TargetSpec, assess};
 use super::caps::Caps;
 use super::chain::{Chain, StepDraft};
 use super::choose::{Delta, choose};
-use super::planner::{Planner, detail};
+use super::planner::{Planner, explained};
 use crate::model::{
     HashedSpec, HeldChange, HoldReason, InstanceKey, KnownSpec, Name, ObservedInstance, OnChange, Op,
-    Presence, Present, Rule, SpecSide, State, Why, glob,
+    Presence, Present, Reason, Rule, SpecSide, State, glob,
 };
 
 impl<'a> Planner<'a> {
@@ -89,7 +89,7 @@ impl<'a> Planner<'a> {
             Ok(steps) if steps.is_empty() => {}
             Ok(steps) => self.found.chains.push(chain(steps)),
             Err(reason) => {
-                let detail = detail(reason, Some(present), &self.rules.caps);
+                let (reason, detail) = explained(reason, Some(present), &self.rules.caps);
                 self.found.held.push(chain(Vec::new()).held(reason, detail));
             }
         }
@@ -123,7 +123,7 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReas
             SpecSide::Old if op == Op::Unsupervise => seen.specs.registered.spec().cloned(),
             SpecSide::Old => is_one.spec().cloned(),
         };
-        let why = vec![Why::plain(Rule::Orphan, None)];
+        let why = vec![Reason::plain(Rule::Orphan, None)];
         let spec = old.filter(|_| op != Op::Unregister);
         StepDraft {
             op,

@@ -16,8 +16,8 @@ use super::choose::choose;
 use super::reasons::{StepReasons, down_rule};
 use super::rules::Rules;
 use crate::model::{
-    AutoType, ConfigFile, Desired, DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey,
-    KnownSpec, Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
+    AutoType, ConfigFile, Desired, DesiredInstance, DigestKey, Field, HashedSpec, HeldChange, HoldReason,
+    InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
 };
 
 pub fn plan_instances<'a>(
@@ -195,7 +195,11 @@ impl<'a> Planner<'a> {
     }
 
     /// Checks ownership. `Ok(true)`: the instance is adopted.
-    pub(super) fn may_touch(&self, present: Present<'_>, want: &DesiredInstance) -> Result<bool, NotOurs> {
+    pub(super) fn may_touch(
+        &self,
+        present: Present<'_>,
+        want: &DesiredInstance,
+    ) -> Result<bool, OwnershipConflict> {
         let adopt = self.rules.adopt || want.origin.adopt;
         match self.owner_of(present.seen()) {
             // With --adopt, an owned instance with an unknown spec is adopted again.
@@ -206,9 +210,11 @@ impl<'a> Planner<'a> {
                     && (lost(present.hosted, &seen.specs.registered)
                         || lost(present.running, &seen.specs.live)))
             }
-            Some(owner) => Err(NotOurs::Other { owner: owner.to_owned(), of_plan: self.rules.owner.clone() }),
+            Some(owner) => {
+                Err(OwnershipConflict::Other { owner: owner.to_owned(), of_plan: self.rules.owner.clone() })
+            }
             None if adopt => Ok(true),
-            None => Err(NotOurs::NoOwner),
+            None => Err(OwnershipConflict::NoOwner),
         }
     }
 
@@ -236,7 +242,10 @@ impl<'a> Planner<'a> {
         let chosen = situation.and_then(|is| Ok((is, choose(is, target.goal, rules.caps)?)));
         let (is, ops) = match chosen {
             Ok(chosen) => chosen,
-            Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
+            Err(reason) => {
+                let (reason, detail) = explained(reason, present, &rules.caps);
+                return self.hold(key, want, reason, detail);
+            }
         };
         // Without a registry only supervision carries the owner label.
         if adopting && !rules.caps.registry && want.origin.state == State::Unhosted {
@@ -322,8 +331,22 @@ fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
     caps.stop_needs_old && steps.iter().any(names)
 }
 
-/// The message for a reason that `choose` or `assess` returned.
-pub fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> String {
+/// A reason that `choose` or `assess` returned, with its message. Without the key of its digests a spec is unknown.
+pub fn explained(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> (HoldReason, String) {
+    let is_spec = matches!(reason, HoldReason::OldSpecUnknown | HoldReason::RunUnknown);
+    match present.and_then(|present| present.seen().specs.digest_key.as_ref()).filter(|_| is_spec) {
+        Some(DigestKey::Unknown(id)) => (
+            HoldReason::SecretKeyUnknown,
+            format!(
+                "this caller cannot read key {id} of the secret digests, so the specs cannot be compared: use an app \
+                 with role operate, or with role read and this owner in its owners"
+            ),
+        ),
+        Some(DigestKey::Known(_)) | None => (reason, detail(reason, present, caps)),
+    }
+}
+
+fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> String {
     let digests = |seen: &ObservedInstance| {
         [&seen.specs.registered, &seen.specs.live].iter().any(|v| matches!(v, KnownSpec::Digests(_)))
     };
@@ -383,16 +406,16 @@ pub fn drifted_files<'s>(
 }
 
 /// A map keyed by two memory addresses, which need no collision-resistant hash.
-type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<Mix>>;
+type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<AddressHasher>>;
 
 fn addresses<A, B>(a: &Arc<A>, b: &Arc<B>) -> (usize, usize) {
     (Arc::as_ptr(a) as usize, Arc::as_ptr(b) as usize)
 }
 
 #[derive(Default)]
-struct Mix(u64);
+struct AddressHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
     }
@@ -408,20 +431,20 @@ impl Hasher for Mix {
 
 /// Why a plan may not change an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NotOurs {
+pub(super) enum OwnershipConflict {
     Other { owner: String, of_plan: String },
     NoOwner,
 }
 
-impl fmt::Display for NotOurs {
+impl fmt::Display for OwnershipConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotOurs::Other { owner, of_plan } => write!(
+            OwnershipConflict::Other { owner, of_plan } => write!(
                 f,
                 "the process belongs to owner {owner:?}, and this plan to {of_plan:?}: remove it from these manifests, \
                  or use --owner {owner}"
             ),
-            NotOurs::NoOwner => f.write_str(
+            OwnershipConflict::NoOwner => f.write_str(
                 "the process exists and has no owner: --adopt (or `adopt: true`) adopts it without a restart",
             ),
         }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use super::assess::TargetSpec;
 use super::chain::StepDraft;
 use super::choose::Situation;
-use super::why::differences;
+use super::field_differences::{SecretView, differences};
 use crate::model::{
-    AutoType, DesiredInstance, Effect, KnownSpec, ObservedInstance, Op, Present, Rule, SourceLocation, Spec,
-    SpecSide, State, Why,
+    AutoType, DesiredInstance, Effect, KnownSpec, Op, Present, Reason, Rule, SourceLocation, SpecSide, State,
 };
 
 /// The inputs of a step's reasons.
@@ -78,7 +77,7 @@ impl<'w, 'a> StepReasons<'w, 'a> {
     }
 
     /// The changed fields that no reason of the chain names, also those without an effect of their own.
-    fn other_changes(&self, last: usize, steps: &[StepDraft]) -> Vec<Why> {
+    fn other_changes(&self, last: usize, steps: &[StepDraft]) -> Vec<Reason> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         // An adopted process keeps its spec until the next plan; one that is stopped has none.
         let is_live = self.is.live.is_some() && !self.adopting && steps[last].op != Op::Register;
@@ -87,33 +86,33 @@ impl<'w, 'a> StepReasons<'w, 'a> {
             (Rule::LiveDiffers, &seen.specs.live, is_live),
             (Rule::GivenDiffers, &seen.specs.registered, is_given),
         ];
-        let mut others: Vec<Why> = Vec::new();
+        let mut others: Vec<Reason> = Vec::new();
         for (rule, version, is_compared) in sides {
             // Without the whole old spec, the other steps give their reasons by digests.
             if !is_compared || version.spec().is_none() {
                 continue;
             }
             let all = self.all_differences(rule, version);
-            let is_new = |why: &Why| {
+            let is_new = |why: &Reason| {
                 let known = steps.iter().flat_map(|draft| &draft.why).chain(&others);
                 !known.into_iter().any(|other| other.field == why.field && other.new == why.new)
             };
-            let new: Vec<Why> = all.into_iter().filter(is_new).collect();
+            let new: Vec<Reason> = all.into_iter().filter(is_new).collect();
             others.extend(new);
         }
         others
     }
 
-    fn all_differences(&self, rule: Rule, version: &KnownSpec) -> Vec<Why> {
+    fn all_differences(&self, rule: Rule, version: &KnownSpec) -> Vec<Reason> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
-        differences(rule, version, self.target, &Effect::ALL, &known_specs(seen), Some(self.place))
+        differences(rule, version, self.target, &Effect::ALL, &SecretView::of(&seen.specs), Some(self.place))
     }
 
-    pub fn plain(&self, rule: Rule) -> Why {
-        Why::plain(rule, Some(self.place))
+    pub fn plain(&self, rule: Rule) -> Reason {
+        Reason::plain(rule, Some(self.place))
     }
 
-    fn why(&self, op: Op, which: SpecSide) -> Vec<Why> {
+    fn why(&self, op: Op, which: SpecSide) -> Vec<Reason> {
         let down = self.rule.map(|rule| vec![self.plain(rule)]);
         match op {
             Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &PROCESS_EFFECTS),
@@ -147,8 +146,8 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         }
     }
 
-    /// Why the spec is registered again.
-    fn spec_unknown_reasons(&self) -> Vec<Why> {
+    /// Reason the spec is registered again.
+    fn spec_unknown_reasons(&self) -> Vec<Reason> {
         let all = [Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
         let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
         let known = self.present.is_none_or(|present| present.seen().specs.registered != KnownSpec::Unknown);
@@ -157,17 +156,11 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         adopted.into_iter().chain(differs).collect()
     }
 
-    fn differs(&self, rule: Rule, effects: &[Effect]) -> Vec<Why> {
+    fn differs(&self, rule: Rule, effects: &[Effect]) -> Vec<Reason> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         let version = if rule == Rule::LiveDiffers { &seen.specs.live } else { &seen.specs.registered };
-        differences(rule, version, self.target, effects, &known_specs(seen), Some(self.place))
+        differences(rule, version, self.target, effects, &SecretView::of(&seen.specs), Some(self.place))
     }
-}
-
-/// The known specs of an instance: a value that any of them marks as secret is redacted in all.
-fn known_specs(seen: &ObservedInstance) -> Vec<&Spec> {
-    let versions = [&seen.specs.registered, &seen.specs.live].into_iter();
-    versions.filter_map(|version| version.spec()).map(|spec| &***spec).collect()
 }
 
 /// The reason of a step towards stopped or absent.

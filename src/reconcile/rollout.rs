@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::chain::{Chain, has};
-use super::stages::RoomIndex;
+use super::stages::AllowedDisruptions;
 use crate::model::{Amount, Desired, DesiredInstance, Observed, Op, ProcessKey, Rollout};
 
 /// A batch of a rollout, or one chain without a rollout.
@@ -43,8 +43,8 @@ pub fn batches<'a>(
     let of_chains = order.iter().filter_map(|at| chains[*at].want).filter(bounded);
     let limited: BTreeSet<&ProcessKey> = of_chains.map(|want| &want.origin.declared).collect();
     let room = match limited.is_empty() {
-        true => RoomIndex::default(),
-        false => RoomIndex::new(desired, observed, chains, &limited),
+        true => AllowedDisruptions::default(),
+        false => AllowedDisruptions::new(desired, observed, chains, &limited),
     };
     let mut done: BTreeSet<&ProcessKey> = BTreeSet::new();
     for at in order {

@@ -47,6 +47,8 @@ pub struct HoldRules {
     pub protections: BTreeMap<InstanceKey, Vec<Protection>>,
     /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
     pub by_controller: BTreeMap<InstanceKey, (HoldReason, String)>,
+    /// The reason of a person to plan past maintenance windows.
+    pub break_glass: Option<String>,
 }
 
 /// Which owned instances count as orphans.

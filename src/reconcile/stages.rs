@@ -147,7 +147,7 @@ pub fn hold_unavailable<'a>(found: &mut PlanDraft<'a>, desired: &'a Desired, obs
     if named.is_empty() {
         return;
     }
-    let room = RoomIndex::new(desired, observed, &found.chains, &named);
+    let room = AllowedDisruptions::new(desired, observed, &found.chains, &named);
     let full = |chain: &Chain<'a>| {
         let is_up = chain.want.is_some_and(|want| is_available(chain.key, want, observed));
         is_up && bounded(chain).is_some_and(|(declared, group)| room.of(declared, group) == Some(0))
@@ -158,16 +158,16 @@ pub fn hold_unavailable<'a>(found: &mut PlanDraft<'a>, desired: &'a Desired, obs
 
 /// How many instances may change at a time, per process and group.
 #[derive(Default)]
-pub struct RoomIndex<'a>(HashMap<(&'a ProcessKey, usize), usize>);
+pub struct AllowedDisruptions<'a>(HashMap<(&'a ProcessKey, usize), usize>);
 
-impl<'a> RoomIndex<'a> {
+impl<'a> AllowedDisruptions<'a> {
     /// Instances that no chain changes and that are unavailable use up room.
     pub fn new(
         desired: &'a Desired,
         observed: &Observed,
         chains: &[Chain<'a>],
         named: &BTreeSet<&'a ProcessKey>,
-    ) -> RoomIndex<'a> {
+    ) -> AllowedDisruptions<'a> {
         let changing: BTreeSet<&InstanceKey> = chains.iter().map(|chain| chain.key).collect();
         let mut room = HashMap::new();
         for (process, instances) in RolloutInstances::by_process(desired, named) {
@@ -182,7 +182,7 @@ impl<'a> RoomIndex<'a> {
                 room.insert((process, group), amount(limit, all, 1).saturating_sub(down));
             }
         }
-        RoomIndex(room)
+        AllowedDisruptions(room)
     }
 
     /// `None`: not limited.

@@ -149,7 +149,7 @@ impl<F: BlockingSource> BlockingReader<F> {
         };
         match std::thread::Builder::new().name("files".to_owned()).spawn(work) {
             Ok(_) => self.away = Some(away),
-            Err(error) => tracing::warn!(%error, "cannot start a thread; the manifests are read later"),
+            Err(error) => tracing::warn!(%error, "cannot start a thread: the manifests are read later"),
         }
     }
 
@@ -177,10 +177,10 @@ impl<F: BlockingSource> BlockingReader<F> {
         let is_new = !std::mem::replace(&mut self.is_silent, true);
         if is_new {
             let message = format!(
-                "it could not be read within {} s: what was last read stays in force",
+                "no answer from the file system within {} s: the last good version stays active",
                 READ_TIMEOUT.as_secs()
             );
-            let hint = Some("does its file system answer?".to_owned());
+            let hint = Some("check the file system, for example a network mount".to_owned());
             self.last.problems.push(Problem::of_file(
                 self.name.as_str().into(),
                 Code::Unreadable,

@@ -36,7 +36,7 @@ pub struct Directory {
     /// Always poll.
     only_poll: bool,
     again: IncrementalLoader,
-    kept: LastGood,
+    last_good: LastGood,
     last: SourceState,
     seen: Arc<ChangeSignal>,
     watching: FileWatch,
@@ -88,23 +88,23 @@ impl Directory {
         let seen = Arc::new(ChangeSignal::default());
         // Watches are set up before the first read.
         let watching = FileWatch::default();
-        let (again, kept, last) =
+        let (again, last_good, last) =
             (IncrementalLoader::default(), LastGood::new(finish), SourceState::default());
-        let told = Arc::clone(&seen);
+        let signal = Arc::clone(&seen);
         let directory = Directory {
             paths,
             limits,
             debounce,
             only_poll,
             again,
-            kept,
+            last_good,
             last,
             seen,
             watching,
             progress: ReadProgress::default(),
             sure: StableRevision::default(),
         };
-        BlockingReader::new(directory, told, debounce)
+        BlockingReader::new(directory, signal, debounce)
     }
 
     fn refresh(&mut self) {
@@ -128,13 +128,13 @@ impl Directory {
         if let Some(mod_seq) = changed.filter(|_| self.last.may_prune)
             && let Some(spliced) = again.splice(&mod_seq, &self.last.desired, limits)
         {
-            self.kept.apply_splice(spliced, &mut self.last);
+            self.last_good.apply_splice(spliced, &mut self.last);
             self.sure.carry_over(&self.last.revision);
             return;
         }
         let roots = self.paths.iter().map(|path| display_path(path)).collect();
         let places = ExpectedRoots { roots, lost: again.dangling_links().map(str::to_owned).collect() };
-        let reading = self.kept.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
+        let reading = self.last_good.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
         self.last = LastGood::reject_empty(reading, &mut self.last);
         self.confirm();
         // Parsing a whole tree used far more memory than its result keeps.
@@ -181,7 +181,7 @@ impl BlockingSource for Directory {
     }
 
     fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
-        let is_new = self.kept.restore_last_good(texts);
+        let is_new = self.last_good.restore_last_good(texts);
         self.progress.has_new_stand_ins |= is_new;
         is_new
     }
@@ -216,7 +216,9 @@ impl StableRevision {
     ) -> bool {
         match &self.0 {
             _ if is_incomplete => self.0 = None,
-            Some((said, since)) if said == revision => return now.saturating_duration_since(*since) >= apart,
+            Some((stable, since)) if stable == revision => {
+                return now.saturating_duration_since(*since) >= apart;
+            }
             Some(_) | None => self.0 = Some((revision.clone(), now)),
         }
         false
@@ -224,8 +226,8 @@ impl StableRevision {
 
     /// Records a new revision that is as stable as the last one.
     fn carry_over(&mut self, revision: &ManifestRevision) {
-        if let Some((said, _)) = &mut self.0 {
-            said.clone_from(revision);
+        if let Some((stable, _)) = &mut self.0 {
+            stable.clone_from(revision);
         }
     }
 }
@@ -258,13 +260,13 @@ fn roots(paths: &[PathBuf]) -> Vec<Root> {
 
 /// Sets up watches; returns whether notifications cover everything below the paths.
 fn watcher(paths: &[PathBuf], seen: &Arc<ChangeSignal>) -> (Option<notify::RecommendedWatcher>, bool) {
-    let told = Arc::clone(seen);
+    let signal = Arc::clone(seen);
     let ways: Vec<BTreeSet<PathBuf>> = paths.iter().map(|path| path_and_symlinks(path)).collect();
     let on_the_way: BTreeSet<PathBuf> = ways.iter().flatten().cloned().collect();
-    let heard = move |event: notify::Result<notify::Event>| record_fs_event(&event, &on_the_way, &told);
+    let on_event = move |event: notify::Result<notify::Event>| record_fs_event(&event, &on_the_way, &signal);
     // A symlink out of the tree is not followed by reads, either: its target is unknown.
     let config = notify::Config::default().with_follow_symlinks(false);
-    let Ok(mut watcher) = notify::RecommendedWatcher::new(heard, config) else { return (None, false) };
+    let Ok(mut watcher) = notify::RecommendedWatcher::new(on_event, config) else { return (None, false) };
     let mut tells_all = true;
     for (path, ways) in paths.iter().zip(&ways) {
         for folder in ways.iter().filter_map(|way| way.parent()) {

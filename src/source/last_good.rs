@@ -10,13 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{PostProcess, SourceState};
-use crate::manifest::{Code, FileContent, Loaded, Problem, Severity, SpliceResult, StandIn};
+use crate::manifest::{Code, FileContent, Loaded, Problem, ReplacementText, Severity, SpliceResult};
 use crate::model::{Desired, ManifestRevision};
 
 pub struct LastGood {
     finish: PostProcess,
     /// The last good text of each file.
-    good: BTreeMap<String, StandIn>,
+    good: BTreeMap<String, ReplacementText>,
     /// The problems of the last read.
     reported: Vec<String>,
     /// The active revision's texts were added.
@@ -48,7 +48,7 @@ impl LastGood {
     pub fn load_with_fallback(
         &mut self,
         places: &ExpectedRoots,
-        mut load: impl FnMut(&BTreeMap<String, StandIn>) -> Loaded,
+        mut load: impl FnMut(&BTreeMap<String, ReplacementText>) -> Loaded,
     ) -> SourceState {
         let mut loaded = load(&BTreeMap::new());
         let is_empty = loaded.desired.instances.is_empty() && loaded.errors() == 0;
@@ -133,7 +133,8 @@ impl LastGood {
         // Whether there ever was a file behind it is known once the active revision is.
         let matters = |link: &&String| !self.is_recalled || self.good_below(link).next().is_some();
         let lost = places.lost.iter().filter(matters).map(|link| {
-            let message = "the link leads nowhere: what was behind it stays in force".to_owned();
+            let message =
+                "dangling symbolic link: the last good version of its target stays active".to_owned();
             Problem::of_file(link.as_str().into(), Code::Unreadable, message, None)
         });
         bare.chain(lost).collect()
@@ -166,10 +167,16 @@ impl LastGood {
     }
 
     /// Last good texts for broken files, and none for files that are left out.
-    fn stand_ins(&self, bad: &FileSet, blank: &FileSet, loaded: &Loaded) -> BTreeMap<String, StandIn> {
-        let mut all: BTreeMap<String, StandIn> = bad.iter().flat_map(|file| self.good_below(file)).collect();
+    fn stand_ins(
+        &self,
+        bad: &FileSet,
+        blank: &FileSet,
+        loaded: &Loaded,
+    ) -> BTreeMap<String, ReplacementText> {
+        let mut all: BTreeMap<String, ReplacementText> =
+            bad.iter().flat_map(|file| self.good_below(file)).collect();
         for (name, home, _) in loaded.texts().filter(|(name, _, _)| blank.contains(*name)) {
-            all.insert(name.to_owned(), StandIn { scope_dir: home.to_owned(), text: "".into() });
+            all.insert(name.to_owned(), ReplacementText { scope_dir: home.to_owned(), text: "".into() });
         }
         all
     }
@@ -182,7 +189,8 @@ impl LastGood {
         // A displayed result may still share it.
         Arc::make_mut(&mut last.desired).instances.extend(some.instances);
         for (given, text) in spliced.texts {
-            self.good.insert(given.name.clone(), StandIn { scope_dir: given.scope_dir.clone(), text });
+            self.good
+                .insert(given.name.clone(), ReplacementText { scope_dir: given.scope_dir.clone(), text });
             if let Ok(at) = last.texts.binary_search_by(|text| text.name.cmp(&given.name)) {
                 Arc::make_mut(&mut last.texts)[at] = given;
             }
@@ -209,12 +217,12 @@ impl LastGood {
         }
         let good = loaded.texts().filter(|(name, _, _)| !bad.contains(*name));
         self.good.extend(good.map(|(name, home, text)| {
-            (name.to_owned(), StandIn { scope_dir: home.to_owned(), text: Arc::clone(text) })
+            (name.to_owned(), ReplacementText { scope_dir: home.to_owned(), text: Arc::clone(text) })
         }));
     }
 
     /// The last good texts of a file, or of everything below a directory.
-    fn good_below(&self, name: &str) -> impl Iterator<Item = (String, StandIn)> {
+    fn good_below(&self, name: &str) -> impl Iterator<Item = (String, ReplacementText)> {
         let folder = path_prefix(name);
         let own = self.good.get_key_value(name);
         let inside = self.good.range(folder.clone()..).take_while(move |(name, _)| name.starts_with(&folder));
@@ -226,7 +234,9 @@ impl LastGood {
         let before = (self.good.len(), std::mem::replace(&mut self.is_recalled, true));
         for FileContent { name, scope_dir: home, content, .. } in texts {
             if let Ok(text) = std::str::from_utf8(&content) {
-                self.good.entry(name).or_insert_with(|| StandIn { scope_dir: home, text: text.into() });
+                self.good
+                    .entry(name)
+                    .or_insert_with(|| ReplacementText { scope_dir: home, text: text.into() });
             }
         }
         (self.good.len(), true) != before
@@ -243,7 +253,7 @@ fn is_below(file: &str, place: &str) -> bool {
 }
 
 fn empty_problem(place: &str) -> Problem {
-    let message = "no process is declared here: what was last declared stays in force".to_owned();
+    let message = "no process is declared here: the last good version stays active".to_owned();
     let hint =
         "to remove processes, declare them with `state: absent`, or remove some of them and keep the others";
     Problem::of_file(place.into(), Code::Nothing, message, Some(hint.to_owned()))

@@ -59,7 +59,7 @@ pub enum SourceError {
     #[error(transparent)]
     Unreachable(Arc<RepositoryError>),
     /// The branch no longer contains the last accepted commit.
-    #[error("{what} was rewound: its tip {tip} does not follow from {taken}, the commit last taken")]
+    #[error("{what} was rewound: its tip {tip} does not descend from {taken}, the last accepted commit")]
     Rewound { taken: String, tip: String, what: String },
     /// The tip has no valid signature of a trusted key.
     #[error("commit {tip} is refused: {source}")]
@@ -101,7 +101,7 @@ impl SourceError {
     pub fn hint(&self) -> Option<String> {
         match self {
             SourceError::Rewound { tip, .. } => Some(format!(
-                "find out who rewrote the branch; if it was meant, start again with --accept-rewind {tip}"
+                "find out who rewrote the branch; if that was intended, restart with --accept-rewind {tip}"
             )),
             SourceError::Unreachable(_) | SourceError::NotSigned { .. } | SourceError::Empty { .. } => None,
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
-use super::{Change, Embedded, Entry, Error, Outcome, Page, Remote, Seq, Store, Txn, Write, keys};
+use super::{Change, Embedded, Entry, Error, Page, Remote, Seq, Store, Txn, TxnOutcome, Write, keys};
 
 #[derive(Clone)]
 pub struct AnyStore {
@@ -106,7 +106,7 @@ impl Store for AnyStore {
         Ok((entries.into_iter().map(|entry| self.entry(entry)).collect(), count))
     }
 
-    async fn txn(&self, mut txn: Txn) -> Result<Outcome, Error> {
+    async fn txn(&self, mut txn: Txn) -> Result<TxnOutcome, Error> {
         txn.compares.iter_mut().for_each(|compare| compare.key = self.key(&compare.key));
         for write in &mut txn.writes {
             match write {
@@ -114,8 +114,8 @@ impl Store for AnyStore {
             }
         }
         Ok(match dispatch!(self.txn(txn))? {
-            Outcome::Conflict(key) => Outcome::Conflict(self.short(&key.into()).to_string()),
-            written @ Outcome::Written(_) => written,
+            TxnOutcome::Conflict(key) => TxnOutcome::Conflict(self.short(&key.into()).to_string()),
+            written @ TxnOutcome::Written(_) => written,
         })
     }
 

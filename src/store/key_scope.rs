@@ -30,7 +30,7 @@ impl KeyScope<'_> {
                 (matches!(role, "writer" | "leader") && owner(name)).then_some(KeyScope::Owner(name))
             }
             "pin" | "controller" => Some(KeyScope::Owner(rest)).filter(|_| owner(rest)),
-            "left" | "source" | "history" | "rollout" => {
+            "alert" | "left" | "source" | "history" | "rollout" => {
                 let (name, _) = rest.rsplit_once('/')?;
                 Some(KeyScope::Owner(name)).filter(|_| owner(name))
             }
@@ -51,7 +51,7 @@ impl KeyScope<'_> {
     pub fn owner_of_prefix(prefix: &str) -> Option<&str> {
         let (family, rest) = family(prefix)?;
         let name = match family {
-            "journal" | "history" | "left" | "source" | "rollout" => rest.strip_suffix('/')?,
+            "alert" | "journal" | "history" | "left" | "source" | "rollout" => rest.strip_suffix('/')?,
             "snap" => ["/rev/", "/list/", "/text/"].iter().find_map(|part| rest.strip_suffix(part))?,
             _ => return None,
         };
@@ -93,6 +93,7 @@ mod tests {
             keys::pin(name),
             keys::controller(name),
             keys::suspended(name, &instance),
+            keys::alert(name, "oncall", "unhealthy", "web/api"),
             keys::active_revision(name),
             keys::applied_revision(name),
             keys::last_commit(name),

@@ -24,6 +24,7 @@
 //! | `audit-anchor` | head of the audit log's hash chain, and its oldest entry |
 //! | `probe` | time of the last write check |
 //! | `store-id` | identity of the store, as text |
+//! | `secret-key` | root of the keys of digests of secrets, in hex |
 //!
 //! Controllers. In a store that several targets share, every key has the prefix `at/TARGET/`, and leases have the
 //! prefix `lease/at/TARGET/`:
@@ -39,6 +40,7 @@
 //! | `protect/INSTANCE` | protections of a live instance, and its owner |
 //! | `pin/OWNER` | pinned manifest revision |
 //! | `left/OWNER/INSTANCE` | suspended instance |
+//! | `alert/OWNER/ROUTE:KIND:SUBJECT` | incident that a route of `notify` has sent |
 //! | `rollout/OWNER/NAMESPACE:NAME` | decisions on the rollout of a process: version, promoted stages, state |
 //! | `source/OWNER/taken` | active revision |
 //! | `source/OWNER/applied` | revision that was fully applied, as text; written with `--heal no` |
@@ -84,6 +86,7 @@ pub const REVOKED_PREFIX: &str = "fleet/revoked/";
 pub const AUDIT_ANCHOR: &str = "audit-anchor";
 pub const PROBE: &str = "probe";
 pub const STORE_ID: &str = "store-id";
+pub const SECRET_ROOT: &str = "secret-key";
 
 /// Registrations sort by namespace, then name.
 pub fn registration(instance: &InstanceKey) -> String {
@@ -233,12 +236,14 @@ pub const CONTROLLER_STATUS_PREFIX: &str = "controller/";
 pub const PAUSE_PREFIX: &str = "pause/";
 pub const PIN_PREFIX: &str = "pin/";
 pub const SUSPENDED_PREFIX: &str = "left/";
+pub const ALERT_PREFIX: &str = "alert/";
 pub const ROLLOUT_PREFIX: &str = "rollout/";
 pub const SOURCE_PREFIX: &str = "source/";
 pub const HISTORY_PREFIX: &str = "history/";
 
 /// Prefixes that a gateway stores for controllers, sorted.
-pub const CONTROLLER_PREFIXES: [&str; 15] = [
+pub const CONTROLLER_PREFIXES: [&str; 16] = [
+    ALERT_PREFIX,
     "at/",
     CONTROLLER_STATUS_PREFIX,
     "expect/",
@@ -320,6 +325,15 @@ pub fn ledger_prefix(target: &str) -> String {
 
 pub fn ledger_instance(key: &str, target: &str) -> Option<InstanceKey> {
     below(key.strip_prefix("ledger/")?, target)?.parse().ok()
+}
+
+pub fn alerts_prefix(owner: &str) -> String {
+    format!("{ALERT_PREFIX}{owner}/")
+}
+
+/// The subject is a process, a host, or empty. A `/` in it becomes `:`, so that the owner ends at the last `/`.
+pub fn alert(owner: &str, route: &str, kind: &str, subject: &str) -> String {
+    format!("{}{route}:{kind}:{}", alerts_prefix(owner), subject.replace('/', ":"))
 }
 
 pub fn rollouts_prefix(owner: &str) -> String {

@@ -82,7 +82,7 @@ impl Txn {
 
 /// Result of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TxnOutcome {
     /// Everything was written, with this number.
     Written(Seq),
     /// Nothing was written: the compare of this key failed.
@@ -128,7 +128,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(Vec<Entry>, usize), Error>> + Send;
 
     /// Writes all or nothing. An acknowledged write is on disk.
-    fn txn(&self, txn: Txn) -> impl Future<Output = Result<Outcome, Error>> + Send;
+    fn txn(&self, txn: Txn) -> impl Future<Output = Result<TxnOutcome, Error>> + Send;
 
     /// All changes after a number to keys that start with `prefix`; waits for the first. [`Error::Compacted`]: the log no
     /// longer has all of them, and the reader has to read all entries again.

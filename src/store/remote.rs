@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
-use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, Write};
+use super::{Change, Entry, Error, Page, Seq, Store, Txn, TxnOutcome, Write};
 use crate::contract::{
     CompareItem, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept, StatePage,
     StateReleased, StateSlice, StoreRequest, TxnAnswer, WriteItem,
@@ -96,7 +96,7 @@ impl Store for Remote {
         Ok((entries.into_iter().map(Entry::from).collect(), count))
     }
 
-    async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
+    async fn txn(&self, txn: Txn) -> Result<TxnOutcome, Error> {
         let compares = txn.compares.into_iter();
         let compares = compares.map(|c| CompareItem { key: c.key, changed: c.mod_seq }).collect();
         let writes = txn.writes.into_iter().map(|write| match write {
@@ -105,8 +105,8 @@ impl Store for Remote {
         });
         let request = StoreRequest::Txn { compares, writes: writes.collect() };
         Ok(match self.ask(request).await? {
-            TxnAnswer::Written(number) => Outcome::Written(number),
-            TxnAnswer::Conflict(key) => Outcome::Conflict(key),
+            TxnAnswer::Written(number) => TxnOutcome::Written(number),
+            TxnAnswer::Conflict(key) => TxnOutcome::Conflict(key),
         })
     }
 

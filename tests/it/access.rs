@@ -6,9 +6,8 @@ use std::time::Duration;
 use abide::gateway::routes::{self, RouteRule, RouteScope};
 use serde_json::{Value, json};
 
-use crate::people::digest;
+use crate::fixtures::people::digest;
 use crate::server::Server;
-use crate::support::until;
 
 const NOT_ALLOWED: i64 = 1_900_403;
 
@@ -34,13 +33,13 @@ fn users() -> String {
 
 /// A caller with a role.
 #[derive(Clone, Copy, Debug)]
-enum Caller {
+pub enum Caller {
     App(Role),
     Person(Role),
 }
 
 impl Caller {
-    const ALL: [Caller; 6] = [
+    pub const ALL: [Caller; 6] = [
         Caller::App(Role::Read),
         Caller::App(Role::Operate),
         Caller::App(Role::Admin),
@@ -49,21 +48,21 @@ impl Caller {
         Caller::Person(Role::Admin),
     ];
 
-    fn role(self) -> Role {
+    pub fn role(self) -> Role {
         match self {
             Caller::App(role) | Caller::Person(role) => role,
         }
     }
 
     /// The beginning of a refusal.
-    fn lacks(self) -> String {
+    pub fn lacks(self) -> String {
         match self {
             Caller::App(role) => format!("app {} lacks ", role.name()),
             Caller::Person(role) => format!("person {} lacks ", role.name()),
         }
     }
 
-    fn credentials(self) -> String {
+    pub fn credentials(self) -> String {
         match self {
             Caller::App(role) => auth(role.name(), "s3cret"),
             Caller::Person(role) => bearer(&format!("token-of-{}", role.name())),
@@ -76,16 +75,16 @@ fn bearer(token: &str) -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
+pub enum Role {
     Read,
     Operate,
     Admin,
 }
 
 impl Role {
-    const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
+    pub const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Role::Read => "read",
             Role::Operate => "operate",
@@ -95,7 +94,7 @@ impl Role {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+pub enum Part {
     Namespace,
     Host,
     Owner,
@@ -104,48 +103,48 @@ enum Part {
 
 /// What a request is about. Each part is the apps' own, or one foreign value.
 #[derive(Clone, Debug)]
-struct Subject {
-    namespace: &'static str,
-    biz: i64,
-    host: (u64, &'static str),
-    owner: &'static str,
-    user: &'static str,
+pub struct Subject {
+    pub namespace: &'static str,
+    pub biz: i64,
+    pub host: (u64, &'static str),
+    pub owner: &'static str,
+    pub user: &'static str,
     /// The foreign part and its value.
-    foreign: Option<(Part, &'static str)>,
+    pub foreign: Option<(Part, &'static str)>,
     /// Name of a process that is registered with exactly these parts.
-    name: String,
+    pub name: String,
 }
 
 impl Subject {
-    fn own() -> Subject {
+    pub fn own() -> Subject {
         let (namespace, host, name) = ("web", (0, "10.0.0.1"), "own-process".to_owned());
         Subject { namespace, biz: 7, host, owner: "team", user: "www", foreign: None, name }
     }
 
-    fn host_key(&self) -> String {
+    pub fn host_key(&self) -> String {
         format!("{}:{}", self.host.0, self.host.1)
     }
 
-    fn key(&self) -> String {
+    pub fn key(&self) -> String {
         format!("{}:{}:{}", self.host_key(), self.namespace, self.name)
     }
 
-    fn hosts(&self) -> Value {
+    pub fn hosts(&self) -> Value {
         json!([{"ip": self.host.1, "bk_cloud_id": self.host.0}])
     }
 
-    fn spec(&self, name: &str) -> Value {
+    pub fn spec(&self, name: &str) -> Value {
         json!({"identity": {"proc_name": name, "setup_path": format!("/opt/{}/{name}", self.namespace),
                             "pid_path": "/run/p.pid", "user": self.user},
                "control": {"start_cmd": "./run"}, "monitor_policy": {"auto_type": 1}})
     }
 
-    fn request(&self, name: &str, op: i64) -> Value {
+    pub fn request(&self, name: &str, op: i64) -> Value {
         json!({"meta": {"namespace": self.namespace, "name": name, "labels": {"abide_owner": self.owner}},
                "hosts": self.hosts(), "spec": self.spec(name), "op_type": op})
     }
 
-    fn job(&self, op: i64) -> Value {
+    pub fn job(&self, op: i64) -> Value {
         let process = json!({"proc_name": "j", "setup_path": "/opt/j", "pid_path": "/run/j.pid", "type": 1,
                              "account": self.user, "contact": "ann", "proc_owner": "ann", "start_cmd": "./run",
                              "ip_list": [{"ip": self.host.1, "bk_cloud_id": self.host.0}]});
@@ -154,7 +153,7 @@ impl Subject {
 }
 
 /// Foreign subjects, each in one part: near misses of the apps' own values.
-fn foreign() -> Vec<Subject> {
+pub fn foreign() -> Vec<Subject> {
     let mut all = Vec::new();
     for (namespace, biz) in [("web2", 77), ("web-a", 8), ("Web", 70), ("we", 0), ("other", 1)] {
         all.push(Subject { namespace, biz, foreign: Some((Part::Namespace, namespace)), ..Subject::own() });
@@ -256,7 +255,7 @@ fn named_requests(word: &str, of: &Subject) -> Vec<Sample> {
                 sample(whole(Value::Null), Role::Operate, INSTANCE),
             ]
         }
-        "processes" => vec![
+        "processes" | "process_digests" => vec![
             query(format!("?namespace={namespace}"), &[Part::Namespace]),
             query(format!("?owner={}", of.owner), &[Part::Owner]),
         ],
@@ -327,18 +326,18 @@ fn state_requests(of: &Subject) -> Vec<Sample> {
     all
 }
 
-fn auth(app: &str, secret: &str) -> String {
+pub fn auth(app: &str, secret: &str) -> String {
     format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{app}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
 }
 
 /// A gateway with a process for each subject, and with entries of every kind in its store.
-struct World {
-    server: Server,
+pub struct World {
+    pub server: Server,
     _folder: tempfile::TempDir,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("store.db");
         let server = Server::with_people(&file, Duration::from_secs(60), APPS, &users(), "* one\n");
@@ -449,136 +448,4 @@ fn every_route_compares_the_role_and_every_part_of_its_request() {
         }
     }
     assert!(granted > 400 && refused > 4000, "{granted} granted, {refused} refused");
-}
-
-#[test]
-fn lists_contain_what_the_caller_may_see_and_nothing_else() {
-    for caller in [Caller::App(Role::Read), Caller::Person(Role::Read)] {
-        lists_are_filtered_for(&caller.credentials());
-    }
-}
-
-fn lists_are_filtered_for(headers: &str) {
-    let world = World::new();
-    let server = &world.server;
-    for host in ["0:10.0.0.1", "0:10.0.0.12", "1:10.0.0.1"] {
-        let join = json!({"agent": host, "hosts": [host], "version": "1"}).to_string();
-        server.send("POST", "/api/abide/v1/agent/join", "Authorization: Bearer one\r\n", join.as_bytes());
-    }
-    let mut tasks = Vec::new();
-    for subject in std::iter::once(Subject::own()).chain(foreign()) {
-        tasks.push((
-            server.gse("operate_proc", subject.request(&subject.name, 1))["data"]["task_id"].clone(),
-            subject,
-        ));
-    }
-    let get = |path: &str| {
-        let (_, text) = server.send("GET", path, headers, b"");
-        serde_json::from_str::<Value>(&text).unwrap_or_else(|error| panic!("{path}: {error} {text}"))["data"]
-            .clone()
-    };
-    let state = |request: Value| {
-        let (_, text) = server.send("POST", "/api/abide/v1/state", headers, request.to_string().as_bytes());
-        serde_json::from_str::<Value>(&text).expect("JSON")["data"].clone()
-    };
-    let sync = json!({"meta": {"namespace": "web"}, "page": {"start": 0, "limit": 100}});
-    let (_, synced) =
-        server.send("POST", "/api/c/compapi/v2/gse/sync_proc_status/", headers, sync.to_string().as_bytes());
-    // A foreign account hides nothing: it only limits what the app may run.
-    let is_seen = |subject: &Subject| matches!(subject.foreign, None | Some((Part::User, _)));
-    let lists = [
-        ("processes", get("/api/abide/v1/processes").to_string()),
-        ("sync", synced),
-        ("holds", state(json!({"range": {"prefix": "hold/"}})).to_string()),
-        ("ledger", state(json!({"range": {"prefix": "ledger/abide/"}})).to_string()),
-        ("slice", state(json!({"slice": {"prefix": "ledger/abide/", "limit": 100}})).to_string()),
-        ("changes", state(json!({"changes": {"prefix": "ledger/", "after": 0, "wait_ms": 1}})).to_string()),
-    ];
-    for (name, text) in &lists {
-        for (_, subject) in &tasks {
-            let is_listed = text.contains(&format!("{}\"", subject.name));
-            let is_hold = *name == "holds" && matches!(subject.foreign, Some((Part::Owner, _)));
-            assert_eq!(is_listed, is_seen(subject) || is_hold, "{name}: {subject:?}: {text}");
-        }
-    }
-    // The cursor of a page is a key, too.
-    for prefix in ["ledger/", "hold/", "journal/", "history/", "snap/"] {
-        let mut after = Value::Null;
-        loop {
-            let page = state(json!({"range": {"prefix": prefix, "after": after, "limit": 1}}));
-            let shown: Vec<&Value> =
-                page["entries"].as_array().expect("entries").iter().map(|entry| &entry["key"]).collect();
-            after = page["more"].clone();
-            if after.is_null() {
-                break;
-            }
-            assert_eq!(shown, [&after], "{prefix}: {page}");
-        }
-    }
-    for prefix in ["journal/", "history/", "pin/", "left/", "source/", "snap/", "pause/", "at/gse/"] {
-        let text = state(json!({"range": {"prefix": prefix}})).to_string();
-        assert!(text.contains("team/") || text.contains("/team\"") || prefix == "pause/", "{prefix}: {text}");
-        for other in ["team2", "team-a", "Team", "tea/", "tea\"", "web2", "web-a", "Web", "/we\"", "other"] {
-            assert!(!text.contains(other), "{prefix} has {other}: {text}");
-        }
-    }
-    let hosts = get("/api/abide/v1/hosts");
-    assert_eq!(hosts.as_array().map(Vec::len), Some(1), "{hosts}");
-    assert_eq!(hosts[0]["host"], "0:10.0.0.1", "{hosts}");
-    let listed = get("/api/abide/v1/tasks").to_string();
-    for (task, subject) in &tasks {
-        assert_eq!(listed.contains(task.as_str().expect("an id")), is_seen(subject), "{subject:?}: {listed}");
-        let body = json!({"task_id": task}).to_string();
-        let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
-        let (_, text) = server.send("POST", path, headers, body.as_bytes());
-        assert_eq!(!text.contains("there is no task"), is_seen(subject), "{subject:?}: {text}");
-    }
-}
-
-#[test]
-fn a_watch_has_no_lines_of_others_and_ends_when_the_secret_expires() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let until_then = std::time::SystemTime::now() + Duration::from_secs(4);
-    let at = jiff::Timestamp::try_from(until_then).expect("a time");
-    let apps = format!(
-        "apps:\n  - {{code: all, secret: s3cret}}\n  - {{code: web, secret: s3cret, namespaces: [web], owners: [team], expires: '{at}'}}\n"
-    );
-    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(60), &apps, "* one\n");
-    let (status, mut lines) = server.stream("/api/abide/v1/processes/watch", &auth("web", "s3cret"));
-    assert_eq!(status, 200);
-    for subject in foreign().into_iter().filter(|one| matches!(one.foreign, Some((Part::Namespace, _)))) {
-        server.gse("register_proc_info", subject.request(&subject.name, 0));
-    }
-    let own = Subject::own();
-    server.gse("register_proc_info", own.request(&own.name, 0));
-    assert_eq!(lines.next().expect("a change")["instance"], own.key(), "the first line is the app's own");
-    let last = lines.next().expect("a last line");
-    assert!(last["error"].as_str().is_some_and(|text| text.contains("no longer known")), "{last}");
-    assert!(std::time::SystemTime::now() >= until_then, "the stream ended early");
-    assert_eq!(lines.next(), None);
-    let (status, text) = server.send("GET", "/api/abide/v1/access", &auth("web", "s3cret"), b"");
-    assert!(status == 401 && text.contains("expired"), "{status} {text}");
-}
-
-/// Another app's idempotency keys are not visible, and do not collide.
-#[test]
-fn idempotency_keys_belong_to_their_app() {
-    let world = World::new();
-    let own = Subject::own();
-    let op = "X-Abide-Op: the-op\r\n";
-    let path = "/api/c/compapi/v2/gse/operate_proc/";
-    let first =
-        world.server.call_with("POST", path, op, own.request(&own.name, 1))["data"]["task_id"].clone();
-    assert!(first.is_string());
-    let find = |app: &str| {
-        let (_, text) = world.server.send("GET", "/api/abide/v1/tasks?op=the-op", &auth(app, "s3cret"), b"");
-        serde_json::from_str::<Value>(&text).expect("JSON")["data"]["task"].clone()
-    };
-    assert_eq!((find("all"), find("operate")), (first.clone(), Value::Null));
-    let headers = format!("{}{op}", auth("operate", "s3cret"));
-    let (_, text) =
-        world.server.send("POST", path, &headers, own.request(&own.name, 1).to_string().as_bytes());
-    let second = serde_json::from_str::<Value>(&text).expect("JSON")["data"]["task_id"].clone();
-    assert!(second.is_string() && second != first, "{text}");
-    until("the app finds its own", || find("operate") == second);
 }

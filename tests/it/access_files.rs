@@ -65,7 +65,7 @@ fn access_check_answers_from_the_file_alone() {
     tree.write("apps.yaml", "apps: [{code: a, secret: s3cret, role: root}]");
     let (code, text) = check(&tree, "a get web");
     assert!(
-        code == 64 && text.contains("role is read, operate or admin") && !text.contains("s3cret"),
+        code == 64 && text.contains("role must be read, operate or admin") && !text.contains("s3cret"),
         "{text}"
     );
 }
@@ -95,8 +95,7 @@ fn an_app_has_limits_of_instances_and_open_tasks() {
     };
     assert_eq!(call("small", "register_proc_info", &process("a", &["10.0.0.1", "10.0.0.2"])).0, 200);
     let four = process("b", &["10.0.0.1", "10.0.0.2"]);
-    let says =
-        "app small may have at most 3 instances in namespace web: 2 are registered, and the call adds 2";
+    let says = "app small may have at most 3 instances in namespace web: 2 registered, 2 more in the call";
     too_many(call("small", "register_proc_info", &four), says);
     too_many(call("small", "update_proc_info", &four), says);
     too_many(call("small", "operate_proc", &four), says);
@@ -113,7 +112,7 @@ fn an_app_has_limits_of_instances_and_open_tasks() {
         let (status, text) = call("small", "operate_proc", &stop(name));
         assert!(status == 200 && text.contains("task_id"), "{text}");
     }
-    too_many(call("small", "operate_proc", &stop("a")), "app small has 2 open tasks: at most 2 are allowed");
+    too_many(call("small", "operate_proc", &stop("a")), "app small has 2 open tasks: at most 2 allowed");
     assert_eq!(call("all", "operate_proc", &stop("a")).0, 200, "another app has its own tasks");
 }
 
@@ -146,9 +145,16 @@ apps:
         assert!(status == 429 && body.contains(says), "{status} {body}");
         assert!(head.to_lowercase().contains("retry-after: 1"), "{head}");
     };
-    let held = [begin("few", 10), begin("few", 10)];
+    let mut held = vec![begin("few", 10), begin("few", 10)];
     let get = |app: &str| server.send("GET", "/api/abide/v1/access", &auth(app), b"");
-    until("both are in flight", || get("few").0 == 429);
+    // This request may take the place of one that has not arrived, which is refused then: another one follows it.
+    until("both are in flight", || {
+        let is_full = get("few").0 == 429;
+        if !is_full {
+            held.push(begin("few", 10));
+        }
+        is_full
+    });
     let (_, text) = get("few");
     assert!(text.contains("app few may have at most 2 requests in flight (limits.requests)"), "{text}");
     refused(&mut begin("few", 0), "at most 2 requests in flight");
@@ -265,9 +271,9 @@ fn a_policy_that_others_can_change_or_that_is_invalid_is_refused() {
         ("meta: {name: a}\nbudgets: {delete: many}\n", "not a number or a percentage"),
         (
             "meta: {name: a}\nsignatures: {required: 2, allowed_signers: f}\n",
-            "signatures is not supported here yet",
+            "signatures.allowed_signers f is not a file",
         ),
-        ("meta: {name: a}\nwindows: []\n", "windows is not supported here yet"),
+        ("meta: {name: a}\nwindows: []\n", "windows is not supported in a policy file"),
         ("allow: {}\n", "missing field"),
     ] {
         write_policy(&tree, text);

@@ -115,6 +115,33 @@ fn a_crash_during_a_restart_does_not_start_the_process_twice() {
     }
 }
 
+/// Earlier operations, then the operation, its code, and the state afterwards: registered spec, hosted, live spec, pid.
+const EFFECTS: &[(&[&str], &str, i64, &str)] = &[
+    (&[], "register 1", 0, "1 no -"),
+    (&["register 1"], "update 2", 0, "2 no -"),
+    (&["start 1"], "update 2", 0, "2 yes 1 stays"),
+    (&["register 1"], "unregister", 0, "- no -"),
+    (&["start 1", "stop 1"], "unregister", 0, "- no -"),
+    (&["start 1"], "unregister", 65535, "1 yes 1 stays"),
+    (&[], "start 1", 0, "1 yes 1"),
+    (&["register 1"], "start 2", 0, "2 yes 2"),
+    (&["start 1"], "start 2", 828, "1 yes 1 stays"),
+    (&["start 1"], "stop 1", 0, "1 no -"),
+    (&["start 1"], "stop 2", 0, "1 no -"),
+    (&["start 1", "unhost 1"], "stop 1", 0, "1 no -"),
+    (&["register 1"], "stop 1", 829, "1 no -"),
+    (&["start 1", "unhost 1"], "host 2", 0, "2 yes 1 stays"),
+    (&["register 1"], "host 1", 0, "1 yes -"),
+    (&["start 1"], "unhost 1", 0, "1 no 1 stays"),
+    (&["start 1"], "restart 2", 0, "2 yes 2 other"),
+    (&["start 1", "unhost 1"], "restart 2", 0, "2 no 2 other"),
+    (&["register 1"], "restart 1", 829, "1 no -"),
+    (&["start 1"], "reload 2", 0, "2 yes 1+2 stays"),
+    (&["start 1", "unhost 1"], "reload 2", 0, "2 no 1+2 stays"),
+    (&["register 1"], "reload 1", 829, "1 no -"),
+    (&["start 1"], "kill 1", 0, "1 no -"),
+];
+
 /// Given, hosted, live and whether the pid stayed, by the start_cmd and the configmap of specs.
 #[test]
 fn each_operation_has_the_effect_the_planner_expects() {
@@ -146,33 +173,7 @@ fn each_operation_has_the_effect_the_planner_expects() {
         let rows = system.server.gse(call, body)["data"].clone();
         rows[format!("0:0:127.0.0.1:web:{name}")]["error_code"].as_i64().expect("a code")
     };
-    // What is done first, then the operation, its code, and how it stands afterwards: given, hosted, live, pid.
-    let table: &[(&[&str], &str, i64, &str)] = &[
-        (&[], "register 1", 0, "1 no -"),
-        (&["register 1"], "update 2", 0, "2 no -"),
-        (&["start 1"], "update 2", 0, "2 yes 1 stays"),
-        (&["register 1"], "unregister", 0, "- no -"),
-        (&["start 1", "stop 1"], "unregister", 0, "- no -"),
-        (&["start 1"], "unregister", 65535, "1 yes 1 stays"),
-        (&[], "start 1", 0, "1 yes 1"),
-        (&["register 1"], "start 2", 0, "2 yes 2"),
-        (&["start 1"], "start 2", 828, "1 yes 1 stays"),
-        (&["start 1"], "stop 1", 0, "1 no -"),
-        (&["start 1"], "stop 2", 0, "1 no -"),
-        (&["start 1", "unhost 1"], "stop 1", 0, "1 no -"),
-        (&["register 1"], "stop 1", 829, "1 no -"),
-        (&["start 1", "unhost 1"], "host 2", 0, "2 yes 1 stays"),
-        (&["register 1"], "host 1", 0, "1 yes -"),
-        (&["start 1"], "unhost 1", 0, "1 no 1 stays"),
-        (&["start 1"], "restart 2", 0, "2 yes 2 other"),
-        (&["start 1", "unhost 1"], "restart 2", 0, "2 no 2 other"),
-        (&["register 1"], "restart 1", 829, "1 no -"),
-        (&["start 1"], "reload 2", 0, "2 yes 1+2 stays"),
-        (&["start 1", "unhost 1"], "reload 2", 0, "2 no 1+2 stays"),
-        (&["register 1"], "reload 1", 829, "1 no -"),
-        (&["start 1"], "kill 1", 0, "1 no -"),
-    ];
-    for (nth, (before, op, code, after)) in table.iter().enumerate() {
+    for (nth, (before, op, code, after)) in EFFECTS.iter().enumerate() {
         let name = format!("t{nth}");
         let act = |what: &str| {
             let (op, version) = what.split_once(' ').unwrap_or((what, "1"));

@@ -7,8 +7,8 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::fixtures::repository::Repo;
+use crate::fixtures::schemas::assert_described;
 use crate::fixtures::workspace::Workspace;
-use crate::openapi::assert_described;
 use crate::serve::Gateway;
 use crate::support::{abide, command, needs, stderr, stdout, until};
 

@@ -1,7 +1,7 @@
 //! Problem codes of fields and documents that contradict each other: each has an input that triggers it.
 
 use crate::codes::{expect, one, other};
-use crate::support::{GOOD, with};
+use crate::support::{GOOD, Tree, with};
 
 #[test]
 fn e0301_to_e0304_fields_that_do_not_go_together() {
@@ -182,4 +182,25 @@ fn e0408_to_e0410_contradictions() {
         &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.2", "x"))],
         &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, but on 0:10.0.0.1 at a.yaml:3:9 | …"],
     );
+}
+
+#[test]
+fn every_problem_of_every_file_is_reported_in_one_run() {
+    let bad = with("/opt/api", "opt")
+        .replace("10.0.0.1", "x")
+        .replace("start_cmd", "strat_cmd")
+        .replace("auto_type: 1", "auto_type: 7, start_retries: -1");
+    let found = Tree::new(&[
+        ("a.yaml", bad.as_str()),
+        ("b.yaml", "meta: ["),
+        ("c.yaml", &bad.replace("name: api", "name: b")),
+    ])
+    .problems();
+    let codes: Vec<_> =
+        found.iter().map(|line| (&line[..6], line.split(' ').nth(1).unwrap_or_default())).collect();
+    let five = |file: &'static str| {
+        [(file, "E0203"), (file, "E0202"), (file, "E0102"), (file, "E0205"), (file, "E0205")]
+    };
+    let all = [five("a.yaml").to_vec(), vec![("b.yaml", "E0101")], five("c.yaml").to_vec()].concat();
+    assert_eq!(codes, all);
 }

@@ -114,7 +114,7 @@ struct Scene<S> {
     flags: &'static [&'static str],
 }
 
-const ABIDE_SCENES: [Scene<Machine>; 5] = [
+const ABIDE_SCENES: [Scene<Machine>; 7] = [
     Scene {
         what: "create",
         before: |_| {},
@@ -143,7 +143,44 @@ const ABIDE_SCENES: [Scene<Machine>; 5] = [
         after: |m| std::fs::remove_file(m.path("m/x.yaml")).expect("it was there"),
         flags: &["--prune"],
     },
+    Scene {
+        what: "one-shot pending",
+        before: |_| {},
+        after: |m| {
+            let job = m.manifest("x").monitor("auto_type", 2);
+            m.declare(
+                "x",
+                job.control("start_mode", "foreground").start_cmd("sleep 0.5; echo run x >> effects"),
+            );
+            dependent(m);
+        },
+        flags: &[],
+    },
+    Scene {
+        what: "start period",
+        before: |_| {},
+        after: |m| {
+            let slow = m
+                .manifest("x")
+                .control("start_mode", "foreground")
+                .start_cmd("echo start x >> effects; sleep 1; touch x.ok; exec sleep 1000")
+                .spec("health", "{cmd: test -e x.ok, interval: 1, start_period: 20}");
+            m.declare("x", slow);
+            dependent(m);
+        },
+        flags: &[],
+    },
 ];
+
+/// `y`, which starts when `x` is ready.
+fn dependent(machine: &Machine) {
+    let manifest = machine
+        .manifest("y")
+        .depends_on(&["x"])
+        .control("start_mode", "foreground")
+        .start_cmd("echo start y >> effects; exec sleep 1000");
+    machine.declare("y", manifest);
+}
 
 const PLATFORM_SCENES: [Scene<Fleet>; 5] = [
     Scene {

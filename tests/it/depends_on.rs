@@ -33,6 +33,20 @@ fn a_dependent_waits_for_the_end_of_a_one_shot() {
     assert_eq!((code, machine.effects()), (0, vec!["found".to_owned()]), "{out} {err}");
 }
 
+/// A run that an earlier apply started is waited for as well.
+#[test]
+fn the_next_apply_waits_for_a_run_in_progress() {
+    let machine = Machine::new();
+    job(&machine, "migrate", "sleep 3; touch marker");
+    assert_eq!(machine.apply(&["--no-wait"]).0, 0);
+    dependent(&machine, "api", "migrate");
+    let (code, out, err) = machine.apply(&["--no-wait"]);
+    assert!(code != 0 && out.contains("WaitingForDependency"), "{code} {out} {err}");
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!((code, machine.effects()), (0, vec!["found".to_owned()]), "{out} {err}");
+    assert!(err.contains("waiting for a run or a start in progress"), "{err}");
+}
+
 #[test]
 fn watch_waits_for_the_end_of_a_one_shot() {
     let machine = Machine::new();

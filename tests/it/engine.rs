@@ -25,5 +25,6 @@ fn the_library_applies_a_directory() {
     let second = apply();
     assert_eq!((second.converged, second.ended.len()), (Some(true), 0), "{second:?}");
     let (code, out, err) = machine.run(&["history"]);
-    assert!(code == 0 && out.lines().count() == 1, "{out} {err}");
+    // A heading and one run.
+    assert!(code == 0 && out.lines().count() == 2, "{out} {err}");
 }

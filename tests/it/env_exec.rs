@@ -1,4 +1,4 @@
-//! Variables that programs give: `env: {NAME: {exec: […]}}` runs on the host at each start, as the process's user, and only
+//! Variables that programs print: `env: {NAME: {exec: […]}}` runs on the host at each start, as the process's user, and only
 //! if the host policy allows it.
 
 use serde_json::{Value, json};

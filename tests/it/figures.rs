@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
+use crate::fixtures::schemas::assert_described;
 use crate::listen::{address, converged, get, send, token};
-use crate::openapi::assert_described;
 use crate::process_tree::{START, STOP, replaced};
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, parent_of, processes};
@@ -115,7 +115,7 @@ fn the_figures_of_a_tree_are_the_sum_of_its_processes() {
 }
 
 #[test]
-fn figures_are_sampled_without_a_write_and_end_with_the_agent() {
+fn figures_are_sampled_without_a_write_and_the_last_hour_survives_a_kill_of_the_agent() {
     let mut system = sampled();
     // One that computes, so that its figures differ in each batch.
     let spec =
@@ -143,15 +143,46 @@ fn figures_are_sampled_without_a_write_and_end_with_the_agent() {
         .filter_map(|point| point["time"].as_str())
         .collect();
     assert!(times.is_sorted() && times.len() <= 60, "{times:?}");
-    // The ring outlives a relaunch, not the agent.
+    // The ring outlives a relaunch and the agent.
     let pid = system.pid("busy").expect("a pid");
     crate::system::kill(pid, "KILL");
     replaced(&system, "busy", pid);
     assert!(points(&system) >= begun + 4);
+    let before = times_of(&series(&system, "busy"));
     system.kill_agent();
     until("the agent is gone", || figures(&system, "busy").is_null());
     assert_eq!(system.process("busy")["cpu"], 0.0);
     assert_eq!(series(&system, "busy")["result"], false);
+    system.start_agent_with(&["--sample-secs", "1"], &[]);
+    until("the samples of the last agent, and new ones", || {
+        let now = times_of(&series(&system, "busy"));
+        now.starts_with(&before) && now.len() > before.len()
+    });
+    // A damaged end loses the samples behind it, not the agent.
+    system.kill_agent();
+    let file = system.path("agent/figures");
+    let mut bytes = std::fs::read(&file).expect("figures");
+    bytes.truncate(bytes.len() - 3);
+    std::fs::write(&file, [bytes, vec![0xff; 100]].concat()).expect("it is written");
+    system.start_agent_with(&["--sample-secs", "1"], &[]);
+    until("the samples before the damage", || times_of(&series(&system, "busy")).starts_with(&before));
+    assert!(system.log().contains("cannot read all figures of the last hour"), "{}", system.log());
+    // An instance that is not registered leaves none.
+    assert_eq!(system.operate("busy", STOP, &spec).0, 0);
+    let meta = json!({"meta": {"namespace": "web", "name": "busy"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
+    assert_eq!(system.server.gse("unregister_proc_info", meta)["result"], true);
+    until("no samples", || times_of(&series(&system, "busy")).is_empty());
+    system.kill_agent();
+    system.start_agent_with(&["--sample-secs", "1"], &[]);
+    assert_eq!(system.operate("busy", START, &spec).0, 0);
+    until("its own samples", || !times_of(&series(&system, "busy")).is_empty());
+    assert!(!times_of(&series(&system, "busy")).iter().any(|time| before.contains(time)));
+}
+
+/// The times of a series.
+fn times_of(series: &Value) -> Vec<String> {
+    let points = series["data"]["points"].as_array().into_iter().flatten();
+    points.filter_map(|point| Some(point["time"].as_str()?.to_owned())).collect()
 }
 
 /// Waits for an exit because of a limit, and returns its detail.

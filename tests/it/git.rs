@@ -222,10 +222,10 @@ fn only_commits_of_allowed_signers_are_applied() {
     machine.process("a", "1", "");
     let unsigned = repo.commit("unsigned");
     let _watch = repo.watch("watch.log", &["--verify-signatures", "signers"]);
-    repo.wait_for_log("watch.log", &format!("commit {unsigned} is refused: it is not signed"));
+    repo.wait_for_log("watch.log", &format!("commit {unsigned} is refused: not signed"));
     machine.process("a", "2", "");
     let stranger = signed("by a stranger", &eve);
-    repo.wait_for_log("watch.log", &format!("commit {stranger} is refused: its signature is not good"));
+    repo.wait_for_log("watch.log", &format!("commit {stranger} is refused: invalid signature"));
     assert!(machine.effects().is_empty() && machine.rows().is_empty());
     machine.process("a", "3", "");
     signed("by ann", &ann);
@@ -275,7 +275,7 @@ fn gpg_uses_only_the_keys_of_the_file() {
     machine.process("a", "1", "");
     let ann = signed("by ann", "ann@example.org");
     let _watch = repo.watch("watch.log", &["--verify-signatures", "keys"]);
-    repo.wait_for_log("watch.log", &format!("commit {ann} is refused: its signature is not good"));
+    repo.wait_for_log("watch.log", &format!("commit {ann} is refused: invalid signature"));
     assert!(machine.effects().is_empty());
     signed("by bob", "bob@example.org");
     until("a runs", || repo.runs(&["a"]));
@@ -321,7 +321,7 @@ fn option_like_and_command_like_urls_are_refused() {
         (&["--git=--upload-pack=x"], "begins with a dash"),
         (&["--git=/r", "--ref=-x"], "begins with a dash"),
         (&["--git=/r", "--path=-x"], "begins with a dash"),
-        (&["--git=/r", "--path=../x"], "leads out of the repository"),
+        (&["--git=/r", "--path=../x"], "is outside of the repository"),
         (&["--git=/r", "--ref=a:b"], "is not a valid branch or tag name"),
         (&[ext.as_str()], "names a program to run"),
         (&["--git=fd::3"], "names a program to run"),

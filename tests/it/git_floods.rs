@@ -99,13 +99,12 @@ fn watch_ends_fetch(flood: Flood, message: &str) -> Machine {
 
 #[test]
 fn messages_of_a_server_are_limited() {
-    watch_ends_fetch(Flood::Messages, "writes more than 1048576 bytes of messages");
+    watch_ends_fetch(Flood::Messages, "printed more than 1048576 bytes of messages");
 }
 
 #[test]
 fn a_pack_is_limited_and_its_rest_is_removed() {
-    let machine =
-        watch_ends_fetch(Flood::Pack, "sends a pack of more than 20000000 bytes (see --git-max-size)");
+    let machine = watch_ends_fetch(Flood::Pack, "sent a pack of more than 20000000 bytes (--git-max-size)");
     let mirrors = std::fs::read_dir(machine.path(".abide-home/git")).expect("mirrors").flatten();
     let packs = mirrors.filter_map(|mirror| std::fs::read_dir(mirror.path().join("objects/pack")).ok());
     let files: Vec<_> = packs.flatten().flatten().map(|file| file.file_name()).collect();

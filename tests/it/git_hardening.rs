@@ -189,7 +189,7 @@ fn every_commit_since_the_last_one_can_be_required_to_be_signed() {
     let tip = repo.push(&[]);
     repo.wait_for_log(
         "all",
-        &format!("commit {tip} is refused: it contains commit {smuggled}: it is not signed"),
+        &format!("commit {tip} is refused: its history contains commit {smuggled}: not signed"),
     );
     assert!(!machine.effects().contains(&"start b 1".to_owned()));
     all.0.kill().expect("it is killed");

@@ -160,7 +160,7 @@ fn a_stricter_policy_leaves_what_runs_and_stops_it_from_coming_back() {
     let output = abide(&["agent", "--check-policy", "--data", "nowhere"], system.folder.path(), b"");
     assert!(stderr(&output).starts_with("error: folder nowhere has no agent.db\n"), "{}", stderr(&output));
     let log = system.log();
-    assert!(log.contains("host policy in force") && log.contains("launch or adoption refused"), "{log}");
+    assert!(log.contains("host policy active") && log.contains("launch or adoption refused"), "{log}");
     // Files that their user cannot reach are listed, too.
     write(&system, "policy.yaml", "");
     set(&app, 0o700);

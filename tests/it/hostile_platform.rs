@@ -130,6 +130,30 @@ fn with_body(status: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
+fn failed(code: i64) -> String {
+    json!({"result": false, "code": code, "message": "no", "data": null}).to_string()
+}
+
+/// What a fault answers without a call of the platform; empty: the connection ends.
+fn answer_in_its_place(evil: FaultKind, nth: usize, is_result: bool, acts: bool) -> Option<Vec<u8>> {
+    match evil {
+        FaultKind::Lags => {
+            std::thread::sleep(Duration::from_millis(150));
+            None
+        }
+        FaultKind::NotQueued if is_result && nth <= 2 => Some(with_body("200 OK", &failed(1_000_115))),
+        FaultKind::LosesResults if is_result && nth <= 2 => {
+            Some(with_body("502 Bad Gateway", "<html>no</html>"))
+        }
+        FaultKind::LosesGse if is_result && nth <= 2 => Some(with_body("200 OK", &failed(50_001))),
+        FaultKind::BreaksBefore if acts && nth == 1 => Some(with_body("502 Bad Gateway", "<html>no</html>")),
+        FaultKind::Busy if nth <= 2 => Some(with_body("429 Too Many Requests", "")),
+        FaultKind::BusyByCode if nth <= 2 => Some(with_body("200 OK", &failed(1_642_902))),
+        FaultKind::ResetsBefore if acts && nth == 1 => Some(Vec::new()),
+        _ => None,
+    }
+}
+
 fn serve(mut stream: TcpStream, platform: SocketAddr, evil: &Mutex<FaultKind>, memory: &Mutex<Memory>) {
     let Some((path, body, bytes)) = request(&mut stream) else { return };
     let evil = *evil.lock().expect("a lock");
@@ -147,36 +171,9 @@ fn serve(mut stream: TcpStream, platform: SocketAddr, evil: &Mutex<FaultKind>, m
         *nth
     };
     let acts = operates && !asks;
-    let failed =
-        |code: i64| json!({"result": false, "code": code, "message": "no", "data": null}).to_string();
-    match evil {
-        FaultKind::Lags => std::thread::sleep(Duration::from_millis(150)),
-        FaultKind::NotQueued if is_result && nth <= 2 => {
-            let _ = stream.write_all(&with_body("200 OK", &failed(1_000_115)));
-            return;
-        }
-        FaultKind::LosesResults if is_result && nth <= 2 => {
-            let _ = stream.write_all(&with_body("502 Bad Gateway", "<html>no</html>"));
-            return;
-        }
-        FaultKind::LosesGse if is_result && nth <= 2 => {
-            let _ = stream.write_all(&with_body("200 OK", &failed(50_001)));
-            return;
-        }
-        FaultKind::BreaksBefore if acts && nth == 1 => {
-            let _ = stream.write_all(&with_body("502 Bad Gateway", "<html>no</html>"));
-            return;
-        }
-        FaultKind::Busy if nth <= 2 => {
-            let _ = stream.write_all(&with_body("429 Too Many Requests", ""));
-            return;
-        }
-        FaultKind::BusyByCode if nth <= 2 => {
-            let _ = stream.write_all(&with_body("200 OK", &failed(1_642_902)));
-            return;
-        }
-        FaultKind::ResetsBefore if acts && nth == 1 => return,
-        _ => {}
+    if let Some(answer) = answer_in_its_place(evil, nth, is_result, acts) {
+        let _ = stream.write_all(&answer);
+        return;
     }
     let Some(answer) = forward(platform, &bytes) else { return };
     let answer = match evil {

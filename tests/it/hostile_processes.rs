@@ -126,20 +126,26 @@ fn start_with_users(system: &mut System, users: &std::path::Path) {
     system.start_agent_under(&url, &["unshare", "-m", "sh", "-c", &mount, "sh"], &[]);
 }
 
+/// A user in a list of users of its own: the user, the file of the list, and its content without the user.
+fn ghost(system: &System, uid: u32) -> (TestUser, std::path::PathBuf, Vec<u8>) {
+    use std::os::unix::fs::PermissionsExt;
+    let known = std::fs::read("/etc/passwd").expect("users");
+    let users = system.path("passwd");
+    let with = [&known[..], format!("ghost:x:{uid}:{uid}::/:/bin/sh\n").as_bytes()].concat();
+    std::fs::write(&users, &with).expect("a file");
+    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o644)).expect("a mode");
+    (TestUser { name: "ghost".to_owned(), uid, gid: uid }, users, known)
+}
+
 #[test]
 fn the_tree_of_a_user_that_is_no_longer_known_is_ended() {
-    use std::os::unix::fs::{PermissionsExt, chown};
-    const UID: u32 = 54_321;
+    use std::os::unix::fs::chown;
     if !crate::support::needs_root() {
         return;
     }
-    let (mut system, known) = (System::without_agent(), std::fs::read("/etc/passwd").expect("users"));
-    let users = system.path("passwd");
-    let with = [&known[..], format!("ghost:x:{UID}:{UID}::/:/bin/sh\n").as_bytes()].concat();
-    std::fs::write(&users, &with).expect("a file");
-    let user = TestUser { name: "ghost".to_owned(), uid: UID, gid: UID };
+    let mut system = System::without_agent();
+    let (user, users, known) = ghost(&system, 54_321);
     let home = system.home(&user);
-    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o644)).expect("a mode");
     start_with_users(&mut system, &users);
     let start = |name: &str| format!("sleep 600 & echo $! > {name}.worker; exec sleep 600");
     let specs = ["killed", "stopped"].map(|name| (name, system.spec_of(&user, name, &start(name))));
@@ -166,17 +172,12 @@ fn the_tree_of_a_user_that_is_no_longer_known_is_ended() {
 /// The commands of an earlier agent are ended by the uid of their launch: the account may be gone.
 #[test]
 fn the_probe_of_a_user_that_is_no_longer_known_is_ended() {
-    use std::os::unix::fs::{PermissionsExt, chown};
-    const UID: u32 = 54_322;
+    use std::os::unix::fs::chown;
     if !crate::support::needs_root() {
         return;
     }
-    let (mut system, known) = (System::without_agent(), std::fs::read("/etc/passwd").expect("users"));
-    let users = system.path("passwd");
-    let with = [&known[..], format!("ghost:x:{UID}:{UID}::/:/bin/sh\n").as_bytes()].concat();
-    std::fs::write(&users, &with).expect("a file");
-    std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o644)).expect("a mode");
-    let user = TestUser { name: "ghost".to_owned(), uid: UID, gid: UID };
+    let mut system = System::without_agent();
+    let (user, users, known) = ghost(&system, 54_322);
     let home = system.home(&user);
     start_with_users(&mut system, &users);
     let mut spec = system.spec_of(&user, "p", "exec sleep 600");

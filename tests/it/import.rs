@@ -107,7 +107,7 @@ fn good(name: &str, text: &str) -> (String, String) {
 
 /// One setting each: its value in the manifest, and whether it is reported.
 #[test]
-fn settings_are_mapped_or_reported() {
+fn settings_of_supervisord_are_mapped_or_reported() {
     let program = |more: &str| format!("[program:a]\ncommand=/bin/a\n{more}\n");
     for (setting, has, told) in [
         ("autostart=false", "state: stopped", ""),
@@ -139,6 +139,10 @@ fn settings_are_mapped_or_reported() {
         assert!(yaml.contains(has), "{setting}: {yaml}");
         assert_eq!(notes, told, "{setting}");
     }
+}
+
+#[test]
+fn settings_of_systemd_are_mapped_or_reported() {
     let unit = |more: &str| format!("[Service]\nExecStart=/bin/a\nRestart=always\n{more}\n");
     for (setting, has, told) in [
         ("ExecReload=/bin/kill -HUP $MAINPID", "reload_cmd: \"/bin/kill -HUP $ABIDE_PID\"", ""),
@@ -183,6 +187,10 @@ fn settings_are_mapped_or_reported() {
         assert!(yaml.contains(has), "{setting}: {yaml}");
         assert_eq!(notes, told, "{setting}");
     }
+}
+
+#[test]
+fn settings_of_pm2_are_mapped_or_reported() {
     let app = |more: &str| format!("{{\"name\": \"a\", \"script\": \"/srv/a.js\"{more}}}");
     for (setting, has, told) in [
         ("", "start_cmd: \"exec node /srv/a.js\"", ""),

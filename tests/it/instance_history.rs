@@ -223,6 +223,25 @@ fn the_first_attempt_is_listed_on_request_and_changes_no_other_answer() {
     );
 }
 
+/// The state of an instance that is not registered goes with its last row: the agent keeps nothing of it.
+#[test]
+fn a_failed_first_start_is_forgotten_after_a_day() {
+    let mut system = System::new();
+    let mut spec = system.spec("a", "exit 3");
+    spec["monitor_policy"]["start_check_secs"] = json!(10);
+    assert_eq!(system.operate("a", START, &spec).0, CHECK_FAILED);
+    assert_eq!(system.stored("proc/").len(), 1);
+    system.kill_agent();
+    let almost_a_day = (24 * 3600 - 15) * 1000;
+    system.start_agent_with(&[], &[("ABIDE_CLOCK_SHIFT_MS", &almost_a_day.to_string())]);
+    assert_eq!((attempts(&system, "").len(), system.stored("proc/").len()), (1, 1));
+    until("the failed start is forgotten", || attempts(&system, "").is_empty());
+    until("nothing is stored", || system.stored("proc/").is_empty());
+    // The name can be used again.
+    assert_eq!(system.operate("a", START, &system.spec("a", "exec sleep 1000")).0, 0);
+    assert_eq!(system.facts("a"), (true, true, true));
+}
+
 #[test]
 fn a_failed_first_start_is_visible_and_planned_again() {
     let machine = Machine::new();

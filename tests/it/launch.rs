@@ -106,6 +106,42 @@ fn stuck_launches_of_one_user_do_not_block_others() {
     assert!(temporary.map(|entry| entry.file_name()).all(|name| !name.to_string_lossy().starts_with('.')));
 }
 
+/// Before `execve` such a process has its user and shares the memory of the launcher.
+#[test]
+fn a_user_reaches_no_memory_of_a_process_that_is_being_launched() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let agent = system.agent.as_ref().expect("an agent").id();
+    let (lease, tasks) = stuck_launches(&system, &user, 8);
+    let uid = format!("\nUid:\t{}\t", user.uid);
+    let is_launched = |pid: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        parent_of(*pid) == Some(agent) && status.contains(&uid)
+    };
+    let pids: Vec<u32> = processes().into_iter().filter(is_launched).collect();
+    assert!(pids.len() >= 8, "{pids:?}");
+    for pid in pids {
+        for attack in [
+            format!("cat /proc/{pid}/environ"),
+            format!("cat /proc/{pid}/maps"),
+            format!("dd if=/proc/{pid}/mem bs=1 count=1 skip=4194304"),
+            format!("ls /proc/{pid}/fd/"),
+            format!("echo 5 > /proc/{pid}/oom_score_adj"),
+            // PTRACE_ATTACH and PTRACE_SEIZE.
+            format!("perl -e 'exit(syscall(101, 16, {pid}, 0, 0) != 0)'"),
+            format!("perl -e 'exit(syscall(101, 16902, {pid}, 0, 0) != 0)'"),
+        ] {
+            let done = user.command("sh").args(["-c", &attack]).output().expect("sh");
+            assert!(!done.status.success(), "{attack}: {done:?}");
+        }
+    }
+    drop(lease);
+    for (name, task) in &tasks {
+        let row = system.row(name, task);
+        assert!(row["error_code"] == 65535 || row["error_code"] == 0, "{name}: {row}");
+    }
+}
+
 #[test]
 fn an_agent_with_stuck_launches_stops_on_sigterm() {
     let Some(user) = test_user() else { return };

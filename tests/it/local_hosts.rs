@@ -49,6 +49,20 @@ fn a_background_system_is_announced_and_down_says_what_it_leaves() {
     assert!(!machine.apply(&[]).2.contains("started the local system"));
     let (_, _, err) = machine.run(&["down"]);
     assert!(err.contains("local system stopped; 1 process keeps running unsupervised: `abide up`"), "{err}");
+    // A reading verb does not pass this off as a host without processes.
+    for verb in [&["get", "processes"][..], &["describe", "web/a"], &["logs", "web/a"], &["export"]] {
+        let (_, _, err) = machine.run(verb);
+        let warning =
+            "the local system is not running, so its processes are not shown; 1 process keeps running";
+        assert!(err.contains(warning), "{verb:?}: {err}");
+    }
     let (_, _, err) = machine.run(&["down", "--stop-processes"]);
     assert!(err.contains("local system stopped") && !err.contains("unsupervised"), "{err}");
+}
+
+#[test]
+fn a_local_system_that_was_never_started_has_nothing_to_warn_about() {
+    let machine = Machine::new();
+    let (code, out, err) = machine.run(&["get", "processes"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "no processes\n", ""));
 }

@@ -10,8 +10,8 @@ use crate::fixtures::wait::until_within;
 use crate::support::{TestUser, needs_root, test_user, until};
 use crate::system::{System, is_alive, kill, lines, processes};
 
-/// The log writers whose log is below a folder.
-fn writers(folder: &Path) -> Vec<u32> {
+/// The log writers of a log, or of those below a folder.
+pub fn writers(folder: &Path) -> Vec<u32> {
     let is_writer = |pid: &u32| {
         let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).into_owned();
@@ -26,7 +26,7 @@ fn writer(folder: &Path) -> u32 {
 }
 
 /// The text of a log with its rotated files, oldest first.
-fn whole(log: &Path) -> String {
+pub fn whole(log: &Path) -> String {
     let rotated = |number: usize| PathBuf::from(format!("{}.{number}", log.display()));
     let mut files: Vec<PathBuf> = (1..2000).map(rotated).take_while(|path| path.exists()).collect();
     files.reverse();
@@ -35,7 +35,7 @@ fn whole(log: &Path) -> String {
 }
 
 /// The numbers in lines `PREFIX NUMBER`.
-fn numbers(text: &str, prefix: &str) -> Vec<u64> {
+pub fn numbers(text: &str, prefix: &str) -> Vec<u64> {
     text.lines().filter_map(|line| line.strip_prefix(prefix)?.trim().parse().ok()).collect()
 }
 

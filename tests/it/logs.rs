@@ -245,6 +245,12 @@ fn several_logs_are_printed_with_prefixes() {
     let expected = "web/api@0:127.0.0.1    | api is up\nweb/longer@0:127.0.0.1 | longer is up\n";
     assert_eq!((both.0, both.1.as_str()), (0, expected), "{}", both.2);
     assert_eq!(machine.run(&["logs", "--include", "web/api", "-n", "web"]).1, "api is up\n");
+    // A name without a process is reported, and the others are shown.
+    for verb in ["logs", "describe"] {
+        let (code, out, err) = machine.run(&[verb, "web/api", "web/nope@127.0.0.1", "web/other"]);
+        assert!(code == 0 && out.contains("api is up"), "{verb}: {out}{err}");
+        assert!(err.contains("target local has no process web/nope@127.0.0.1, web/other\n"), "{verb}: {err}");
+    }
     // One of the two cannot be read: the other is printed.
     std::fs::remove_file(machine.path("log/api.log")).expect("it is removed");
     let one = machine.run(&["logs", "web/api", "web/longer"]);

@@ -56,6 +56,26 @@ fn a_reload_costs_only_what_changed() {
     assert!(again.rescan(&paths, &limits).is_some_and(|changed| changed.len() == 1));
 }
 
+/// Replacements in the text of a manifest.
+fn edits(step: usize) -> [(&'static str, String); 14] {
+    [
+        ("./1", format!("./1 --n={step}")),
+        ("./1", format!("./1 ${{host.ip}} {step}")),
+        ("apiVersion", format!("# {step}\napiVersion")),
+        ("meta: {namespace: web,", format!("meta: {{labels: {{l: \"{step}\"}}, namespace: web,")),
+        ("spec:\n", "protect: [delete]\nspec:\n".to_owned()),
+        ("spec:\n", "state: stopped\nspec:\n".to_owned()),
+        ("spec:\n", "depends_on: [e]\nspec:\n".to_owned()),
+        ("setup_path: /opt", "setup_path: /srv".to_owned()),
+        ("pid_path: /run/", "user: nobody\n    pid_path: /run/".to_owned()),
+        ("10.0.0.1", "10.0.0.3".to_owned()),
+        ("name: ", "name: x".to_owned()),
+        ("start_cmd", "strat_cmd".to_owned()),
+        ("proc_name: e", "proc_name: f".to_owned()),
+        ("kind: Process", "kind: Process\ninstances: 2".to_owned()),
+    ]
+}
+
 /// An incremental load gives the result of a full load, for every edit and every kind of notification.
 #[test]
 fn an_incremental_load_equals_a_full_load() {
@@ -103,22 +123,7 @@ fn an_incremental_load_equals_a_full_load() {
             let file = files[random.usize(..files.len())];
             let path = tree.path().join(file);
             let text = std::fs::read_to_string(&path).unwrap_or_else(|_| process("a", here, "./1"));
-            let edits: [(&str, String); 14] = [
-                ("./1", format!("./1 --n={step}")),
-                ("./1", format!("./1 ${{host.ip}} {step}")),
-                ("apiVersion", format!("# {step}\napiVersion")),
-                ("meta: {namespace: web,", format!("meta: {{labels: {{l: \"{step}\"}}, namespace: web,")),
-                ("spec:\n", "protect: [delete]\nspec:\n".to_owned()),
-                ("spec:\n", "state: stopped\nspec:\n".to_owned()),
-                ("spec:\n", "depends_on: [e]\nspec:\n".to_owned()),
-                ("setup_path: /opt", "setup_path: /srv".to_owned()),
-                ("pid_path: /run/", "user: nobody\n    pid_path: /run/".to_owned()),
-                ("10.0.0.1", "10.0.0.3".to_owned()),
-                ("name: ", "name: x".to_owned()),
-                ("start_cmd", "strat_cmd".to_owned()),
-                ("proc_name: e", "proc_name: f".to_owned()),
-                ("kind: Process", "kind: Process\ninstances: 2".to_owned()),
-            ];
+            let edits = edits(step);
             let (from, to) = &edits[random.usize(..edits.len())];
             match random.u8(..20) {
                 0 => drop(std::fs::remove_file(&path)),

@@ -8,6 +8,7 @@ use abide::gateway::routes;
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
+use crate::fixtures::schemas::{assert_accepted, assert_described};
 use crate::listen::{Events, address, get, send, token};
 use crate::server::Server;
 use crate::support::until;
@@ -17,160 +18,6 @@ const APPS: &str = "apps:\n  - {code: all, secret: s3cret}\n";
 const APP: &str = "Authorization: Basic YWxsOnMzY3JldA==\r\n";
 const AGENT: &str = "Authorization: Bearer one\r\n";
 const KEY: &str = "0:10.0.0.1:web:p";
-
-/// Keywords without an effect on validity.
-const ANNOTATIONS: [&str; 5] = ["description", "title", "format", "default", "examples"];
-
-/// Validation against the subset of JSON Schema that the documents use. An unknown keyword is an error.
-struct Schemas<'a>(&'a Value);
-
-impl Schemas<'_> {
-    /// Like [`Schemas::check`], and every property is described.
-    fn validate(&self, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
-        self.check(schema, value, at)?;
-        let Some(object) = value.as_object() else { return Ok(()) };
-        let mut names = BTreeSet::new();
-        if self.collect_names(schema, &mut names) {
-            return Ok(());
-        }
-        match object.keys().find(|name| !names.contains(name.as_str())) {
-            Some(name) => Err(format!("{at}.{name} is not described")),
-            None => Ok(()),
-        }
-    }
-
-    /// The described properties; true: others are allowed.
-    fn collect_names(&self, schema: &Value, names: &mut BTreeSet<String>) -> bool {
-        let Some(keywords) = schema.as_object() else { return true };
-        names.extend(schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone()));
-        let is_any = keywords.keys().all(|keyword| ANNOTATIONS.contains(&keyword.as_str()));
-        let mut is_open = is_any || keywords.get("additionalProperties").is_some_and(|more| *more != false);
-        if let Some(target) = schema["$ref"].as_str() {
-            is_open |= self.collect_names(self.resolve(target), names);
-        }
-        for part in ["allOf", "anyOf", "oneOf"] {
-            for part in schema[part].as_array().into_iter().flatten() {
-                is_open |= self.collect_names(part, names);
-            }
-        }
-        is_open
-    }
-
-    fn resolve(&self, target: &str) -> &Value {
-        self.0.pointer(&target[1..]).unwrap_or_else(|| panic!("{target} does not exist"))
-    }
-
-    fn check(&self, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
-        let Some(keywords) = schema.as_object() else {
-            return if *schema == true { Ok(()) } else { Err(format!("{at} is not allowed")) };
-        };
-        for (keyword, rule) in keywords {
-            self.check_keyword(keyword, rule, schema, value, at)?;
-        }
-        Ok(())
-    }
-
-    fn check_keyword(
-        &self,
-        keyword: &str,
-        rule: &Value,
-        schema: &Value,
-        value: &Value,
-        at: &str,
-    ) -> Result<(), String> {
-        let parts = || rule.as_array().into_iter().flatten();
-        let valid = || parts().filter(|part| self.check(part, value, at).is_ok()).count();
-        let is_valid = match keyword {
-            "$ref" => return self.check(self.resolve(rule.as_str().expect("a text")), value, at),
-            "allOf" => return parts().try_for_each(|part| self.check(part, value, at)),
-            "anyOf" => valid() > 0,
-            "oneOf" => valid() == 1,
-            "enum" => parts().any(|allowed| allowed == value),
-            "const" => rule == value,
-            "type" => match rule {
-                Value::Array(types) => types.iter().any(|name| is_of_type(name, value)),
-                name => is_of_type(name, value),
-            },
-            "minimum" => value.as_f64().is_none_or(|number| number >= rule.as_f64().expect("a number")),
-            "maximum" => value.as_f64().is_none_or(|number| number <= rule.as_f64().expect("a number")),
-            "required" => value
-                .as_object()
-                .is_none_or(|object| parts().all(|name| object.contains_key(name.as_str().expect("a name")))),
-            "properties" => {
-                let present = rule
-                    .as_object()
-                    .expect("properties")
-                    .iter()
-                    .filter_map(|(name, rule)| Some((name, rule, value.get(name)?)));
-                return present
-                    .into_iter()
-                    .try_for_each(|(name, rule, value)| self.validate(rule, value, &format!("{at}.{name}")));
-            }
-            "additionalProperties" => {
-                let others = value
-                    .as_object()
-                    .into_iter()
-                    .flatten()
-                    .filter(|(name, _)| schema["properties"].get(name).is_none());
-                return others
-                    .into_iter()
-                    .try_for_each(|(name, value)| self.validate(rule, value, &format!("{at}.{name}")));
-            }
-            "items" => {
-                let items = value.as_array().into_iter().flatten().enumerate();
-                return items
-                    .into_iter()
-                    .try_for_each(|(nth, item)| self.validate(rule, item, &format!("{at}[{nth}]")));
-            }
-            "prefixItems" => {
-                let items = value.as_array().into_iter().flatten().zip(parts());
-                return items.into_iter().try_for_each(|(item, rule)| self.validate(rule, item, at));
-            }
-            "minItems" => {
-                value.as_array().is_none_or(|items| items.len() as u64 >= rule.as_u64().expect("a number"))
-            }
-            "maxItems" => {
-                value.as_array().is_none_or(|items| items.len() as u64 <= rule.as_u64().expect("a number"))
-            }
-            annotation if ANNOTATIONS.contains(&annotation) => true,
-            other => panic!("{at}: the keyword {other} is not supported here"),
-        };
-        if is_valid { Ok(()) } else { Err(format!("{at}: {keyword} {rule} does not hold for {value}")) }
-    }
-}
-
-fn is_of_type(name: &Value, value: &Value) -> bool {
-    match name.as_str().expect("a type") {
-        "null" => value.is_null(),
-        "boolean" => value.is_boolean(),
-        "integer" => value.is_i64() || value.is_u64(),
-        "number" => value.is_number(),
-        "string" => value.is_string(),
-        "array" => value.is_array(),
-        "object" => value.is_object(),
-        other => panic!("unknown type {other}"),
-    }
-}
-
-/// Asserts that the answer to a call is described, and valid.
-pub fn assert_described(document: &Value, method: &str, path: &str, status: u16, answer: &Value) {
-    let operation = &document["paths"][path][method.to_lowercase()];
-    assert!(operation.is_object(), "{method} {path} is not described");
-    let response = &operation["responses"][status.to_string()];
-    assert!(response.is_object(), "{method} {path}: status {status} is not described: {answer}");
-    let (_, content) = response["content"].as_object().and_then(|all| all.iter().next()).expect("a content");
-    let valid = Schemas(document).validate(&content["schema"], answer, "answer");
-    valid.unwrap_or_else(|why| panic!("{method} {path} {status}: {why}\n{answer:#}"));
-}
-
-/// Asserts that the request of a call is described, and valid.
-fn assert_accepted(document: &Value, method: &str, path: &str, body: &Value) {
-    let operation = &document["paths"][path][method.to_lowercase()];
-    let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
-    assert!(schema.is_object(), "{method} {path} has a body that is not described");
-    let valid = Schemas(document).validate(schema, body, "body");
-    valid.unwrap_or_else(|why| panic!("{method} {path}: {why}\n{body:#}"));
-}
 
 fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -245,6 +92,7 @@ impl Called<'_> {
             "operate_process" => body(job(0, "contact")),
             "job_result" => body(json!({"bk_gse_taskid": self.job_task})),
             "processes" => query(&["", "?brief=1", "?limit=1", "?namespace=none"]),
+            "process_digests" => query(&["", "?limit=1", "?namespace=none"]),
             "hosts" => query(&["", "?brief=1"]),
             "tasks" => query(&["", "?op=none"]),
             "state" => store_requests().into_iter().map(|one| (String::new(), Some(one))).collect(),

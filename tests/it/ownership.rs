@@ -385,7 +385,10 @@ fn nothing_is_started_or_adopted_while_the_pid_file_cannot_be_read() {
         daemon(&folder, &user.name, "echo started >> effects; rm -f d.pid; sleep 1000 & echo $! > d.pid");
     for op in [0, 3, 2, 7] {
         let (code, message) = system.operate("d", op, &spec);
-        assert!(code == 65535 && message.contains("cannot tell whether"), "operation {op}: {code} {message}");
+        assert!(
+            code == 65535 && message.contains("cannot determine whether"),
+            "operation {op}: {code} {message}"
+        );
         assert!(message.contains("cannot read pid_path"), "operation {op}: {message}");
     }
     assert!(!folder.join("effects").exists() && is_alive(running.0.id()));

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::audit::entries;
 use crate::fixtures::machine::{KillOnDrop, Machine, start_logged};
+use crate::fixtures::people::{digest, write_private};
 use crate::fixtures::workspace::Workspace;
-use crate::people::{digest, write_private};
 use crate::serve::{Gateway, log_of};
 use crate::server::Server;
 use crate::support::{Tree, abide, command, stderr, stdout, until};
@@ -236,7 +236,7 @@ fn a_trusted_proxy_names_a_person_at_the_gateway() {
     let ann = "X-Auth-Request-User: ann\r\n";
     assert_eq!(person(&ask(PROXY, ann)), "ann");
     assert_eq!(ask([127, 0, 0, 1], ann).0, 401);
-    assert!(log_of(folder.path()).contains("user header ignored"), "{}", log_of(folder.path()));
+    until("the ignored header is logged", || log_of(folder.path()).contains("user header ignored"));
     let (status, text) = ask(PROXY, "X-Auth-Request-User: eve\r\n");
     assert!(status == 401 && text.contains("person eve is not in the users file"), "{text}");
     assert_eq!(ask(PROXY, &format!("{ann}X-Auth-Request-User: bob\r\n")).0, 401);

@@ -23,9 +23,19 @@ fn a_probe_is_ended_with_its_whole_tree() {
     for groups in [true, false] {
         let system = System::with_groups(groups);
         let probes = [
-            ("hangs", format!("{LEAVES}; echo x >> hangs; sleep 1000"), "timed out after 1 s", "Degraded"),
-            ("fails", format!("{LEAVES}; echo x >> fails; echo broken; exit 3"), "broken", "Degraded"),
-            ("ends", format!("{LEAVES}; echo x >> ends; echo fine"), "fine", "Healthy"),
+            (
+                "hangs",
+                format!("{LEAVES}; echo x >> hangs; echo wai''ting; sleep 1000"),
+                "timed out after 1 s: waiting",
+                "Degraded",
+            ),
+            (
+                "fails",
+                format!("{LEAVES}; echo x >> fails; echo bro''ken; exit 3"),
+                "ended with 3: broken",
+                "Degraded",
+            ),
+            ("ends", format!("{LEAVES}; echo x >> ends; echo fi''ne"), "fine", "Healthy"),
         ];
         for (name, command, _, _) in &probes {
             let mut spec = system.spec(name, "exec sleep 2000");
@@ -35,8 +45,12 @@ fn a_probe_is_ended_with_its_whole_tree() {
         }
         for (name, _, message, health) in &probes {
             until("a result", || system.process(name)["health"] == *health);
-            let shown = system.process(name).to_string();
-            assert!(shown.contains(message), "{groups} {name}: {shown}");
+            let row = system.process(name);
+            let probe = (&row["probe"]["success"], row["probe"]["output"].as_str());
+            assert_eq!(probe, (&json!(*health == "Healthy"), Some(*message)), "{groups} {name}: {row}");
+            assert!(row["probe"]["time"].is_string(), "{row}");
+            let shown = row["message"].as_str().is_some_and(|shown| shown.contains(message));
+            assert_eq!(shown, *health == "Degraded", "{groups} {name}: {row}");
         }
         let mains = probes.each_ref().map(|(name, ..)| system.pid(name).expect("a pid"));
         let mut left = alive(&system);

@@ -217,7 +217,7 @@ fn groups_change_in_order_and_promotions_complete_them() {
                 let effects = EffectTable::of(&want.spec, &want.origin.on_change)
                     .without(|field| !caps.supports_field(field));
                 let run = effects.revision(&want.spec).run;
-                let same = |held: &abide::backend::sim::Held| {
+                let same = |held: &abide::backend::sim::SimulatedSpec| {
                     effects.revision(&held.spec).run == run
                         || held.revision.is_some_and(|revision| revision.run == run)
                 };

@@ -1,12 +1,14 @@
-//! Random SIGKILLs of the agent in the middle of many operations: each start, restart and reload takes effect once.
+//! Random SIGKILLs of the agent in the middle of many operations: each start, restart and reload takes effect once. No tree, log
+//! writer or probe of an earlier process is left, a process that replaced another stays, and no line of a log is lost.
 //!
 //! The children count: every operation has a number of its own, which its command appends to a file. By default a few
 //! rounds; `ABIDE_SOAK=N` runs N times as many, `ABIDE_SEED=N` repeats one.
 
 use serde_json::{Value, json};
 
+use crate::log_writer::{numbers, whole, writers};
 use crate::support::until;
-use crate::system::{System, is_alive, processes};
+use crate::system::{System, is_alive, lines, processes};
 
 const ROUNDS: usize = 5;
 
@@ -23,6 +25,19 @@ enum Kind {
     RestartedDaemon,
     RestartedTree,
     Reloaded,
+    /// Its reload starts the next process and ends the old one.
+    Replaced,
+    /// Its output goes through a log writer.
+    Logged,
+    /// A health probe that hangs is in flight at every kill.
+    Probed,
+}
+
+impl Kind {
+    /// The first operation is a start, and runs no counted command.
+    fn is_reloaded(self) -> bool {
+        matches!(self, Kind::Reloaded | Kind::Replaced | Kind::Probed)
+    }
 }
 
 impl Subject {
@@ -38,18 +53,29 @@ impl Subject {
             }
             Kind::Restarted => system.spec(name, &format!("{counts}; exec sleep 1000")),
             Kind::RestartedTree => system.spec(name, &format!("{counts}; sleep 1000 & exec sleep 1000")),
-            Kind::RestartedDaemon => {
-                let pid_path = system.path(&format!("run/{name}.pid"));
-                let mut spec = system.spec(name, "");
-                spec["identity"]["proc_name"] = json!("sleep");
-                spec["control"] = json!({"start_mode": "daemon",
-                    "start_cmd": format!("{counts}; setsid sleep 1000 & echo $! > {}", pid_path.display())});
-                spec["monitor_policy"]["start_check_secs"] = json!(5);
-                spec
-            }
+            Kind::RestartedDaemon => daemon(system, name, &counts),
             Kind::Reloaded => {
                 let mut spec = system.spec(name, "exec sleep 1000");
                 spec["control"]["reload_cmd"] = json!(counts);
+                spec
+            }
+            Kind::Replaced => {
+                let mut spec = daemon(system, name, &format!("echo x >> {name}.starts"));
+                let next = format!("setsid sleep 1000 & echo $! > {}", pid_file(system, name));
+                spec["control"]["reload_cmd"] = json!(format!("{counts}; {next}; kill $ABIDE_PID"));
+                spec
+            }
+            Kind::Logged => {
+                let print = format!("i=0; while :; do echo round-{round} $i; i=$((i+1)); sleep 0.01; done");
+                let mut spec = system.spec(name, &format!("{counts}; {print}"));
+                spec["log"] = json!({"max_size": 3000, "keep": 1000});
+                spec
+            }
+            Kind::Probed => {
+                let mut spec = system.spec(name, "exec sleep 1000");
+                spec["control"]["reload_cmd"] = json!(counts);
+                let probe = format!("exec sleep {}", probe_secs(name));
+                spec["health"] = json!({"cmd": probe, "interval": 1, "timeout": 600});
                 spec
             }
         }
@@ -58,12 +84,75 @@ impl Subject {
     fn op(&self, round: usize) -> i64 {
         match self.kind {
             Kind::OneShot => 0,
-            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree if round == 0 => 0,
-            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree => 7,
-            Kind::Reloaded if round == 0 => 0,
-            Kind::Reloaded => 8,
+            _ if round == 0 => 0,
+            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree | Kind::Logged => 7,
+            Kind::Reloaded | Kind::Replaced | Kind::Probed => 8,
         }
     }
+
+    /// What has to hold after an operation, whenever the agent was killed.
+    fn settles(&self, system: &System, round: usize, context: &str) {
+        let name = &self.name;
+        match self.kind {
+            Kind::RestartedTree => {
+                until(&format!("one tree: {context}"), || tree_of(system, name) == 2);
+            }
+            Kind::Replaced => {
+                until(&format!("one process, which is held: {context}"), || {
+                    let pid = system.pid(name).filter(|pid| is_alive(*pid));
+                    let named = std::fs::read_to_string(pid_file(system, name)).unwrap_or_default();
+                    pid.is_some_and(|pid| named.trim() == pid.to_string()) && tree_of(system, name) == 1
+                });
+                assert_eq!(lines(&system.path(&format!("{name}.starts"))), 1, "no relaunch: {context}");
+            }
+            Kind::Logged => {
+                let log = system.path(&format!("log/{name}.log"));
+                let numbers = |round: usize| numbers(&whole(&log), &format!("round-{round} "));
+                until(&format!("it is logged: {context}"), || numbers(round).len() > 5);
+                // A rotation while the files are read shows lines twice or not at all. A lost line stays lost.
+                for round in 0..=round {
+                    until(&format!("all lines of round {round}: {context}"), || {
+                        let seen = numbers(round);
+                        seen.iter().copied().eq(0..seen.len() as u64)
+                    });
+                }
+                until(&format!("one log writer: {context}"), || {
+                    writers(&log).len() == 1 && tree_of(system, name) <= 2
+                });
+            }
+            Kind::Probed => {
+                let probe = format!("sleep\0{}\0", probe_secs(name));
+                let is_probe = |pid: &u32| {
+                    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                    let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+                    command == probe.as_bytes() && cwd.starts_with(system.folder.path())
+                };
+                until(&format!("one probe: {context}"), || {
+                    processes().iter().filter(|pid| is_probe(pid)).count() == 1
+                });
+            }
+            Kind::OneShot | Kind::Restarted | Kind::RestartedDaemon | Kind::Reloaded => {}
+        }
+    }
+}
+
+fn pid_file(system: &System, name: &str) -> String {
+    system.path(&format!("run/{name}.pid")).display().to_string()
+}
+
+/// A daemon whose start command runs another command first.
+fn daemon(system: &System, name: &str, first: &str) -> Value {
+    let mut spec = system.spec(name, "");
+    spec["identity"]["proc_name"] = json!("sleep");
+    let start = format!("{first}; setsid sleep 1000 & echo $! > {}", pid_file(system, name));
+    spec["control"] = json!({"start_mode": "daemon", "start_cmd": start});
+    spec["monitor_policy"]["start_check_secs"] = json!(5);
+    spec
+}
+
+/// The argument by which the probe of an instance is found.
+fn probe_secs(name: &str) -> String {
+    format!("47{}", name.trim_start_matches('p'))
 }
 
 #[test]
@@ -79,9 +168,19 @@ fn operations_take_effect_once_though_the_agent_is_killed_at_random() {
         (mixed ^ (mixed >> 27)) % below
     };
     let mut system = System::new();
-    let kinds = [Kind::OneShot, Kind::Restarted, Kind::RestartedDaemon, Kind::RestartedTree, Kind::Reloaded];
-    let subjects: Vec<Subject> =
-        (0..15).map(|nth| Subject { name: format!("p{nth}"), kind: kinds[nth % kinds.len()] }).collect();
+    let kinds = [
+        Kind::OneShot,
+        Kind::Restarted,
+        Kind::RestartedDaemon,
+        Kind::RestartedTree,
+        Kind::Reloaded,
+        Kind::Replaced,
+        Kind::Logged,
+        Kind::Probed,
+    ];
+    let subjects: Vec<Subject> = (0..3 * kinds.len())
+        .map(|nth| Subject { name: format!("p{nth}"), kind: kinds[nth % kinds.len()] })
+        .collect();
     for round in 0..=rounds {
         let begin = |subject: &Subject| {
             let Subject { name, .. } = subject;
@@ -101,19 +200,17 @@ fn operations_take_effect_once_though_the_agent_is_killed_at_random() {
                 text.unwrap_or_default().lines().filter(|line| *line == own).count()
             };
             let told = format!("seed {seed}, round {round}, {}: {row}", subject.name);
-            if row["error_code"] == 0 && !(subject.kind == Kind::Reloaded && round == 0) {
+            let is_uncounted = subject.kind.is_reloaded() && round == 0;
+            if row["error_code"] == 0 && !is_uncounted {
                 until(&told, || counted() > 0);
                 assert_eq!(counted(), 1, "{told}\n{}", system.log());
             } else {
                 assert!(counted() <= 1, "{told}\n{}", system.log());
                 // Only a run whose end was lost may stay unresolved.
                 let unknown = row["error_msg"].as_str().is_some_and(|text| text.contains("unknown"));
-                let first = subject.kind == Kind::Reloaded && round == 0;
-                assert!(first || unknown, "{told}\n{}", system.log());
+                assert!(is_uncounted || unknown, "{told}\n{}", system.log());
             }
-            if subject.kind == Kind::RestartedTree {
-                until(&format!("one tree: {told}"), || tree_of(&system, &subject.name) == 2);
-            }
+            subject.settles(&system, round, &told);
         }
     }
 }

@@ -163,27 +163,32 @@ fn the_requests_of_one_holder_of_a_token_of_all_hosts_leave_permits_for_other_ag
     }
 }
 
-/// A store that a stolen token filled before reports were limited. The gateway starts with the memory of its limits.
-#[test]
-fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
-    let folder = Workspace::new();
-    let data = folder.path().join("data");
-    std::fs::create_dir(&data).expect("a folder");
+/// Fills a store with `number` large rows of one host, a small row of it, and one of another host.
+fn fill_store(data: &std::path::Path, number: usize, row: impl Fn(&str, &str, usize) -> Txn) {
     crate::store::run(async {
         let store = Embedded::open(&data.join("store.db")).expect("a store");
-        let row = |name: &str, host: &str, size: usize| {
-            let message = "x".repeat(size);
-            let instance = json!({"host": host, "namespace": "web", "name": name});
-            let report = json!({"instance": instance, "at": 1, "hosted": false, "message": message});
-            Txn::put(format!("live/web/{name}/{host}"), report.to_string())
-        };
-        for nth in 0..160 {
+        for nth in 0..number {
             store.txn(row(&format!("p{nth}"), "0:10.0.0.66", 4 << 20)).await.expect("a write");
         }
         store.txn(row("small", "0:10.0.0.66", 10)).await.expect("a write");
         store.txn(row("other", "0:10.0.0.1", 10)).await.expect("a write");
         store.settle().await.expect("a checkpoint");
     });
+}
+
+/// A store that a stolen token filled before reports were limited. The gateway starts with the memory of its limits.
+#[test]
+fn an_overfilled_store_is_trimmed_before_it_is_loaded() {
+    let folder = Workspace::new();
+    let data = folder.path().join("data");
+    std::fs::create_dir(&data).expect("a folder");
+    let row = |name: &str, host: &str, size: usize| {
+        let message = "x".repeat(size);
+        let instance = json!({"host": host, "namespace": "web", "name": name});
+        let report = json!({"instance": instance, "at": 1, "hosted": false, "message": message});
+        Txn::put(format!("live/web/{name}/{host}"), report.to_string())
+    };
+    fill_store(&data, 160, row);
     let gateway = Gateway::start(folder.path(), &[]);
     let log = crate::serve::log_of(folder.path());
     assert!(log.contains("store is overfilled") && log.contains("host=0:10.0.0.66"), "{log}");
@@ -214,22 +219,14 @@ fn registrations_of_an_overfilled_store_are_set_aside_before_they_are_loaded() {
     let folder = Workspace::new();
     let data = folder.path().join("data");
     std::fs::create_dir(&data).expect("a folder");
-    crate::store::run(async {
-        let store = Embedded::open(&data.join("store.db")).expect("a store");
-        let row = |name: &str, host: &str, size: usize| {
-            let identity = json!({"proc_name": name, "setup_path": "/opt", "pid_path": "/run/p.pid"});
-            let spec = json!({"identity": identity, "control": {"start_cmd": "x".repeat(size)}});
-            let record = json!({"given": {"spec": spec}, "registered": 1});
-            Txn::put(format!("reg/web/{name}/{host}"), record.to_string())
-                .and(Txn::put(format!("identity/{host}/{name}"), format!("web/{name}")))
-        };
-        for nth in 0..80 {
-            store.txn(row(&format!("p{nth}"), "0:10.0.0.66", 4 << 20)).await.expect("a write");
-        }
-        store.txn(row("small", "0:10.0.0.66", 10)).await.expect("a write");
-        store.txn(row("other", "0:10.0.0.1", 10)).await.expect("a write");
-        store.settle().await.expect("a checkpoint");
-    });
+    let row = |name: &str, host: &str, size: usize| {
+        let identity = json!({"proc_name": name, "setup_path": "/opt", "pid_path": "/run/p.pid"});
+        let spec = json!({"identity": identity, "control": {"start_cmd": "x".repeat(size)}});
+        let record = json!({"given": {"spec": spec}, "registered": 1});
+        Txn::put(format!("reg/web/{name}/{host}"), record.to_string())
+            .and(Txn::put(format!("identity/{host}/{name}"), format!("web/{name}")))
+    };
+    fill_store(&data, 80, row);
     let gateway = Gateway::start(folder.path(), &[]);
     let log = crate::serve::log_of(folder.path());
     assert!(

@@ -230,8 +230,16 @@ fn numbers_continue_above_what_an_agent_knows_and_a_forged_one_is_ignored() {
 /// Records of operations that ran, in a copy of the agent's store.
 fn records(system: &System) -> usize {
     let copy = tempfile::tempdir().expect("a folder");
-    for name in ["agent.db", "agent.db-wal"] {
-        let _ = std::fs::copy(system.path("agent").join(name), copy.path().join(name));
+    let agent = system.path("agent");
+    let log = || std::fs::read(agent.join("agent.db-wal")).unwrap_or_default();
+    // The two files are of one moment if the agent wrote nothing between their copies.
+    loop {
+        let before = log();
+        let _ = std::fs::copy(agent.join("agent.db"), copy.path().join("agent.db"));
+        std::fs::write(copy.path().join("agent.db-wal"), &before).expect("a copy");
+        if log() == before {
+            break;
+        }
     }
     let Ok(store) = Embedded::open_as_found(&copy.path().join("agent.db"), &keys(system.folder.path()))
     else {

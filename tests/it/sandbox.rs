@@ -12,10 +12,10 @@ use crate::system::{System, whoami};
 const LOOK: &str = "(grep -E '^(NoNewPrivs|CapBnd|Umask)' /proc/self/status; nice; cat /proc/self/oom_score_adj; ulimit -Sn; ulimit -Hn; ulimit -c)";
 
 /// A folder of a user outside /tmp, which a private /tmp would hide.
-struct Home(tempfile::TempDir);
+pub struct Home(tempfile::TempDir);
 
 impl Home {
-    fn of(user: &TestUser) -> Home {
+    pub fn of(user: &TestUser) -> Home {
         use std::os::unix::fs::{PermissionsExt, chown};
         let folder = tempfile::Builder::new().prefix("abide-test-").tempdir_in("/var/lib").expect("a folder");
         chown(folder.path(), Some(user.uid), Some(user.gid)).expect("another owner");
@@ -27,12 +27,12 @@ impl Home {
         self.0.path().join(name)
     }
 
-    fn text(&self, name: &str) -> String {
+    pub fn text(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
     /// A foreground process that works here.
-    fn spec(&self, system: &System, user: &str, name: &str, start: &str) -> Value {
+    pub fn spec(&self, system: &System, user: &str, name: &str, start: &str) -> Value {
         let mut spec = system.spec(name, start);
         spec["identity"]["user"] = json!(user);
         spec["identity"]["setup_path"] = json!(self.0.path());
@@ -450,8 +450,20 @@ fn a_request_with_an_unknown_or_invalid_restriction_is_refused() {
             json!({"read_only_paths": ["etc"]}),
             "spec.sandbox.read_only_paths[0] is not an absolute",
         ),
-        ("hooks", json!({"before_stop": {"run": "x"}}), "spec.hooks.before_stop is not supported"),
+        ("hooks", json!({"after_stop": {"run": "x"}}), "spec.hooks.after_stop is not supported"),
         ("hooks", json!({"before_start": {"run": ""}}), "spec.hooks.before_start.run"),
+        ("hooks", json!({"after_start": {"timeout": 5}}), "spec.hooks.after_start.run"),
+        (
+            "hooks",
+            json!({"before_stop": {"run": "x", "timeout": 3601}}),
+            "spec.hooks.before_stop.timeout is not",
+        ),
+        ("hooks", json!({"before_stop": {"run": "x", "on_failure": "retry"}}), "spec.hooks"),
+        (
+            "hooks",
+            json!({"before_start": {"run": "x", "drift": true}}),
+            "spec.hooks.before_start.drift is not",
+        ),
         ("env_file", json!("relative"), "spec.env_file is not an absolute path"),
     ] {
         let answer = refused(section, value);

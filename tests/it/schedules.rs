@@ -53,6 +53,8 @@ fn a_run_that_is_due_while_another_is_in_progress_is_skipped_and_counted() {
     let spec =
         every_second(&system, "long", "echo begin >> long-runs; while [ ! -e go ]; do sleep 0.05; done");
     assert_eq!(system.operate("long", START, &spec).0, 0);
+    let started = system.process("long")["started"].clone();
+    assert!(started.is_string(), "{started}");
     until("a skipped run", || {
         runs(&system, "long").first().is_some_and(|run| run["skipped"].as_u64() >= Some(2))
     });
@@ -62,6 +64,7 @@ fn a_run_that_is_due_while_another_is_in_progress_is_skipped_and_counted() {
     system.start_agent();
     let skipped = runs(&system, "long")[0]["skipped"].as_u64();
     until("another skipped run", || runs(&system, "long")[0]["skipped"].as_u64() > skipped);
+    assert_eq!(system.process("long")["started"], started, "a skipped run starts nothing");
     assert_eq!((runs(&system, "long").len(), lines(&system.path("long-runs"))), (1, 1), "no overlap");
     std::fs::write(system.path("go"), "").expect("a file");
     until("the next run", || lines(&system.path("long-runs")) >= 2);

@@ -3,22 +3,24 @@
 //! A gateway with TLS, an agent with a join token, a controller that follows a git repository with credentials, and every
 //! verb, with `-vv`. A secret is allowed in the file that the user wrote it to, and in the environment of its process.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::apply::KillOnDrop;
+use crate::fixtures::canaries::Canaries;
+use crate::fixtures::git_server::git_server;
 use crate::fixtures::machine::start_logged;
 use crate::fixtures::manifest::Manifest;
+use crate::fixtures::people::{between, set_cookie, write_private};
+use crate::fixtures::tls_client::{over_tls, read_start};
 use crate::fixtures::workspace::Workspace;
-use crate::http::{Answer, Request};
+use crate::http::Answer;
 use crate::joining::write_server_files;
-use crate::people::{between, set_cookie, write_private};
 use crate::serve::Gateway;
 use crate::support::{abide, command, needs, stderr, stdout, until};
 use crate::system::{kill, processes, whoami};
@@ -37,40 +39,6 @@ const INPUTS: [&str; 10] = [
     "repository",
     ".abide-key",
 ];
-
-/// The secrets of one run.
-struct Canaries(Vec<(&'static str, String)>);
-
-impl Canaries {
-    fn new() -> Canaries {
-        let names = ["env", "next-env", "git-env", "env-file", "app", "reader", "person", "git"];
-        Canaries(names.map(|name| (name, format!("canary-{name}-{:024x}", fastrand::u128(..) >> 32))).into())
-    }
-
-    fn get(&self, name: &str) -> &str {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str()).expect("a canary")
-    }
-
-    /// The names of the secrets in some bytes, in plain text, base64 or hexadecimal digits.
-    fn found_in(&self, bytes: &[u8]) -> Vec<&'static str> {
-        use base64::Engine;
-        let text = String::from_utf8_lossy(bytes);
-        let has = |part: &str| text.contains(part);
-        let mut found: Vec<&'static str> = Vec::new();
-        for (name, value) in &self.0 {
-            let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
-            // At each offset, without the characters that depend on neighbours.
-            let encoded = (0..3).map(|skip| {
-                let text = base64::engine::general_purpose::STANDARD.encode(&value.as_bytes()[skip..]);
-                text[..text.len() - 6].to_owned()
-            });
-            if has(value) || has(&hex) || encoded.into_iter().any(|part| has(&part)) {
-                found.push(*name);
-            }
-        }
-        found
-    }
-}
 
 /// A run, and the places where a secret was found.
 struct Run {
@@ -267,95 +235,6 @@ fn environment(pid: u32) -> String {
     String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()).into_owned()
 }
 
-fn over_tls(address: SocketAddr, ca: &Path, request: &[u8]) -> Answer {
-    use rustls::pki_types::pem::PemObject;
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(rustls::pki_types::CertificateDer::from_pem_file(ca).expect("a certificate")).expect("a root");
-    let config =
-        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .expect("versions")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-    let name = "127.0.0.1".try_into().expect("a name");
-    let connection = rustls::ClientConnection::new(Arc::new(config), name).expect("a client");
-    let socket = TcpStream::connect(address).expect("a connection");
-    socket.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
-    let mut stream = rustls::StreamOwned::new(connection, socket);
-    stream.write_all(request).expect("a request");
-    read_start(&mut stream)
-}
-
-/// An answer, or what a stream sends at first.
-fn read_start(stream: &mut impl Read) -> Answer {
-    struct Start<R>(R, Instant);
-    impl<R: Read> Read for Start<R> {
-        fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
-            // An endless stream is cut off.
-            if self.1.elapsed() > Duration::from_secs(2) { Ok(0) } else { self.0.read(to) }
-        }
-    }
-    Answer::read(&mut Start(stream, Instant::now()))
-}
-
-/// A git server that wants credentials: `git http-backend` behind a listener.
-fn git_server(repository: &Path, credentials: &str) -> SocketAddr {
-    use base64::Engine;
-    let expected = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(credentials));
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let root = repository.to_owned();
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            stream.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
-            let Some(request) = Request::read(&mut stream) else { continue };
-            let answer = match request.head.contains(&expected) {
-                true => backend(&root, &request),
-                false => b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
-            };
-            let _ = stream.write_all(&answer);
-        }
-    });
-    address
-}
-
-fn backend(root: &Path, request: &Request) -> Vec<u8> {
-    let header = |name: &str| {
-        let line =
-            request.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")));
-        line.and_then(|line| line.split_once(':'))
-            .map(|(_, value)| value.trim().to_owned())
-            .unwrap_or_default()
-    };
-    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
-    let mut child = Command::new("git")
-        .arg("http-backend")
-        .env("GIT_PROJECT_ROOT", root)
-        .env("GIT_HTTP_EXPORT_ALL", "1")
-        .env("PATH_INFO", path)
-        .env("QUERY_STRING", query)
-        .env("REQUEST_METHOD", request.head.split(' ').next().unwrap_or("GET"))
-        .env("CONTENT_TYPE", header("content-type"))
-        .env("HTTP_CONTENT_ENCODING", header("content-encoding"))
-        .env("GIT_PROTOCOL", header("git-protocol"))
-        .env("CONTENT_LENGTH", request.body.len().to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("git runs");
-    child.stdin.take().expect("a pipe").write_all(&request.body).expect("a body");
-    let mut out = Vec::new();
-    child.stdout.take().expect("a pipe").read_to_end(&mut out).expect("an answer");
-    child.wait().expect("it ends");
-    let end = out.windows(4).position(|part| part == b"\r\n\r\n").unwrap_or(out.len());
-    let head = String::from_utf8_lossy(&out[..end]).into_owned();
-    let status = head.lines().find_map(|line| line.strip_prefix("Status: ")).unwrap_or("200 OK").to_owned();
-    let mut answer = format!("HTTP/1.1 {status}\r\nConnection: close\r\n").into_bytes();
-    answer.extend_from_slice(&out);
-    answer
-}
-
 fn git(here: &Path, args: &[&str]) {
     let identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"];
     let output = Command::new("git").args(identity).args(args).current_dir(here).output().expect("git runs");
@@ -539,6 +418,7 @@ fn call_everything(run: &mut Run) {
     for (app, secret) in [("all", "app"), ("reader", "reader"), ("ann", "person")] {
         for path in [
             "processes",
+            "processes/digests",
             "processes/figures",
             "processes/watch?after=0",
             "hosts",

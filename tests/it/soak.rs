@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use abide::backend::sim::{Faults, LATE_SECS, Proc};
+use abide::backend::sim::Proc;
 use abide::control::spec_history::ManifestHistory;
 use abide::control::{self, ControllerConfig, ControllerEvent, ManifestConfig};
 use abide::manifest::Limits;
@@ -22,45 +22,13 @@ use abide::source::in_memory::InMemory;
 use tokio::sync::{Notify, watch};
 
 use crate::fake::{Fake, no_faults};
+use crate::fixtures::fault_plan::{FaultPlan, IN_FLIGHT_SECS};
 use crate::fixtures::manifest::{self, Manifest};
 
 const HOSTS: u64 = 3;
 const NAMES: [&str; 4] = ["api", "db", "cache", "queue"];
 /// The same repair three times within ten minutes would be given up.
 const BETWEEN_DRIFTS: u64 = 400;
-/// Maximum time that a step in flight may take after a hold was set.
-const IN_FLIGHT_SECS: u64 = 700;
-
-/// The case of a seed: a kind of target, and its faults.
-#[derive(Clone, Debug)]
-struct FaultPlan {
-    dialect: Dialect,
-    tells: bool,
-    bad: Faults,
-}
-
-impl FaultPlan {
-    fn of(seed: u64) -> FaultPlan {
-        let dialect = Dialect::ALL[(seed % 5) as usize];
-        let kind = seed / 5 % 4;
-        // Our own gateway carries a call out once, and brings every row of it to an end.
-        let is_ours = dialect == Dialect::Abide;
-        let some = |is: bool| if is { 0.05 } else { 0.0 };
-        let bad = Faults {
-            lost_replies: 0.1,
-            missing_rows: some(!is_ours),
-            endless_rows: some(!is_ours),
-            late_effects: some(kind & 1 == 1),
-            doubled_calls: some(kind & 2 == 2 && !is_ours),
-            ..no_faults(dialect)
-        };
-        FaultPlan { dialect, tells: (seed / 20).is_multiple_of(2), bad }
-    }
-
-    fn in_flight_secs(&self) -> u64 {
-        IN_FLIGHT_SECS + if self.bad.late_effects > 0.0 { LATE_SECS } else { 0 }
-    }
-}
 
 #[test]
 fn random_faults_over_hours_converge_and_idle() {
@@ -120,7 +88,10 @@ async fn fight_over_state(seed: u64) {
         }
         assert_eq!(launches(), 3, "made three times, and undone each time");
         let said = reasons.lock().expect("a lock").last().cloned().unwrap_or_default();
-        assert!(said.starts_with("NotConverging") && said.contains("NotRunning"), "{said}");
+        assert!(
+            said.starts_with("NotConverging") && said.contains("the process was not running again each time"),
+            "{said}"
+        );
         wishes.0.insert("queue", (1, false));
         wanted.send_replace(wishes.desired());
         target.pass(60).await;
@@ -199,6 +170,7 @@ fn setting(dialect: Dialect) -> ControllerConfig {
             limits: Limits::default(),
             history: ManifestHistory::Paths(Vec::new()),
         },
+        notify_failures: tokio::sync::watch::channel(Vec::new()).1,
     }
 }
 

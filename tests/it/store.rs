@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use abide::store::{
-    Change, Embedded, Holder, KeySource, LeaseAttempt, Outcome, Reset, Store, Txn, Write, lease,
+    Change, Embedded, Holder, KeySource, LeaseAttempt, Reset, Store, Txn, TxnOutcome, Write, lease,
 };
 
 /// Runs a future to its end.
@@ -70,10 +70,10 @@ pub async fn value(store: &impl Store, key: &str) -> Option<String> {
 
 async fn what_is_written_can_be_read(store: impl Store) {
     assert_eq!(store.get("a").await.expect("a read"), None);
-    let Ok(Outcome::Written(first)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
+    let Ok(TxnOutcome::Written(first)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
     let entry = store.get("a").await.expect("a read").expect("it is there");
     assert_eq!((&*entry.key, &*entry.value, entry.mod_seq), ("a", &b"1"[..], first));
-    let Ok(Outcome::Written(second)) = store.txn(Txn::put("a", "2")).await else { panic!("not written") };
+    let Ok(TxnOutcome::Written(second)) = store.txn(Txn::put("a", "2")).await else { panic!("not written") };
     assert!(second > first);
     assert_eq!(value(&store, "a").await.as_deref(), Some("2"));
     store.txn(Txn::delete("a")).await.expect("a delete");
@@ -118,9 +118,11 @@ async fn a_transaction_is_all_or_nothing(store: impl Store) {
     store.txn(Txn::put("there", "1")).await.expect("a write");
     let two = Txn::put("a", "1").and(Txn::put("b", "1"));
     let refused = store.txn(two.clone().only_if("there", 0)).await.expect("an answer");
-    assert_eq!(refused, Outcome::Conflict("there".into()));
+    assert_eq!(refused, TxnOutcome::Conflict("there".into()));
     assert_eq!((value(&store, "a").await, value(&store, "b").await), (None, None));
-    let Ok(Outcome::Written(number)) = store.txn(two.only_if("new", 0)).await else { panic!("not written") };
+    let Ok(TxnOutcome::Written(number)) = store.txn(two.only_if("new", 0)).await else {
+        panic!("not written")
+    };
     for key in ["a", "b"] {
         assert_eq!(
             store.get(key).await.expect("a read").map(|entry| entry.mod_seq),
@@ -145,7 +147,7 @@ async fn compare_and_write_lets_one_of_many_win(store: impl Store) {
             let entry = store.get("n").await.expect("a read").expect("it is there");
             let n: u32 = std::str::from_utf8(&entry.value).expect("text").parse().expect("a number");
             let txn = Txn::put("n", (n + 1).to_string()).only_if("n", entry.mod_seq);
-            if let Outcome::Written(_) = store.txn(txn).await.expect("an answer") {
+            if let TxnOutcome::Written(_) = store.txn(txn).await.expect("an answer") {
                 return;
             }
             tokio::task::yield_now().await;
@@ -179,7 +181,7 @@ async fn ranges_come_in_pages_and_in_order(store: impl Store) {
 }
 
 async fn changes_come_from_any_number_on(store: impl Store) {
-    let Ok(Outcome::Written(first)) = store.txn(Txn::put("w/a", "1")).await else { panic!("not written") };
+    let Ok(TxnOutcome::Written(first)) = store.txn(Txn::put("w/a", "1")).await else { panic!("not written") };
     store.txn(Txn::put("other", "1")).await.expect("a write");
     store.txn(Txn::put("w/a", "2").and(Txn::delete("w/b"))).await.expect("a write");
     let shown = |changes: Vec<Change>| -> Vec<String> {

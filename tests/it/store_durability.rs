@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use abide::store::{Embedded, Error, Outcome, Store, Txn};
+use abide::store::{Embedded, Error, Store, Txn, TxnOutcome};
 
 use crate::store::{embedded, folder, run, value};
 use crate::support::until;
@@ -15,13 +15,17 @@ fn acknowledged_writes_survive_reopening() {
     let folder = folder();
     let number = run(async {
         let store = embedded(&folder);
-        let Ok(Outcome::Written(number)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
+        let Ok(TxnOutcome::Written(number)) = store.txn(Txn::put("a", "1")).await else {
+            panic!("not written")
+        };
         number
     });
     run(async {
         let store = embedded(&folder);
         assert_eq!(value(&store, "a").await.as_deref(), Some("1"));
-        let Ok(Outcome::Written(next)) = store.txn(Txn::put("a", "2")).await else { panic!("not written") };
+        let Ok(TxnOutcome::Written(next)) = store.txn(Txn::put("a", "2")).await else {
+            panic!("not written")
+        };
         assert!(next > number, "numbers go on");
     });
 }
@@ -59,7 +63,7 @@ fn large_changes_are_compacted_by_size() {
         }
         let last = store.get("large").await.expect("a read").expect("an entry");
         assert_eq!((last.value.len(), last.value.first()), (8 << 20, Some(&49)));
-        assert_eq!(first, Outcome::Written(1));
+        assert_eq!(first, TxnOutcome::Written(1));
         assert!(matches!(store.changes("", 1).await, Err(Error::Compacted)), "400 MiB are not kept");
         let newest = store.changes("", last.mod_seq - 1).await.expect("the last change");
         assert_eq!(newest.len(), 1);
@@ -77,6 +81,8 @@ fn old_changes_are_compacted_and_reported() {
     let folder = folder();
     let store = embedded(&folder);
     run(async {
+        let quiet = store.clone();
+        let follower = tokio::spawn(async move { quiet.changes("quiet/", 0).await });
         for part in 0..110 {
             let many = (0..1_000).map(|n| Txn::put(format!("k/{part}/{n}"), "x"));
             let mut all = tokio::task::JoinSet::new();
@@ -89,6 +95,9 @@ fn old_changes_are_compacted_and_reported() {
         assert!(matches!(store.changes("", 0).await, Err(Error::Compacted)));
         let last = store.range("", None, 1).await.expect("a page").as_of;
         assert_eq!(store.changes("", last - 10).await.expect("changes").len(), 10);
+        store.txn(Txn::put("quiet/1", "x")).await.expect("a write");
+        let followed = follower.await.expect("a task").expect("a waiting follower has seen all changes");
+        assert_eq!(followed.len(), 1);
     });
     // A second handle that is behind by that much reads everything again.
     let late = embedded(&folder);
@@ -237,7 +246,7 @@ async fn count(store: &Embedded) {
         let txn = Txn::put("count", (n + 1).to_le_bytes()).and(Txn::put(format!("n/{n:08}"), "x"));
         let changed = entry.map_or(0, |entry| entry.mod_seq);
         match store.txn(txn.only_if("count", changed)).await {
-            Ok(Outcome::Written(_)) => println!("ack {n}"),
+            Ok(TxnOutcome::Written(_)) => println!("ack {n}"),
             other => panic!("{other:?}"),
         }
     }

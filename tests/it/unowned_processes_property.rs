@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use abide::backend::sim::{Faults, Held, Proc};
+use abide::backend::sim::{Faults, Proc, SimulatedSpec};
 use abide::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, execute, journal, recover};
 use abide::model::{Desired, Dialect, HashedSpec, HoldReason, InstanceKey, Now, Plan, Spec};
 use abide::observe::{NoHistory, Observation, SearchCache, StablePlanInputs, Target};
@@ -37,7 +37,7 @@ fn desired(random: &mut fastrand::Rng) -> Desired {
 #[derive(Debug, Default, PartialEq)]
 struct UnownedProcesses {
     pids: BTreeMap<InstanceKey, u32>,
-    registered: BTreeMap<InstanceKey, Option<Held>>,
+    registered: BTreeMap<InstanceKey, Option<SimulatedSpec>>,
 }
 
 fn place_others(fake: &Fake, desired: &Desired, random: &mut fastrand::Rng) -> UnownedProcesses {
@@ -50,7 +50,7 @@ fn place_others(fake: &Fake, desired: &Desired, random: &mut fastrand::Rng) -> U
             1 if fake.caps().registry => fake.sim().meddle(|fleet| {
                 let mut spec = Spec::default();
                 spec.control.start_cmd = Some("./theirs".to_owned());
-                let held = Held { spec: Arc::new(HashedSpec::new(spec)), revision: None };
+                let held = SimulatedSpec { spec: Arc::new(HashedSpec::new(spec)), revision: None };
                 fleet.place(key.clone(), Proc { given: Some(held.clone()), ..Proc::default() });
                 others.registered.insert(key.clone(), Some(held));
             }),

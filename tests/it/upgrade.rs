@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use abide::manifest::{Limits, load_text};
 use abide::model::{OnChange, Spec};
 use abide::reconcile::revision;
-use abide::store::{Embedded, Outcome, Store, Txn};
+use abide::store::{Embedded, Store, Txn, TxnOutcome};
 use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
@@ -94,7 +94,7 @@ impl OldInstallation {
                 };
                 if new != old {
                     let written = store.txn(Txn::put(&*entry.key, new)).await.expect("a write");
-                    assert!(matches!(written, Outcome::Written(_)));
+                    assert!(matches!(written, TxnOutcome::Written(_)));
                 }
             }
         });
@@ -273,7 +273,7 @@ fn set_plain(here: &Path, is_plain: bool) {
     let text = std::fs::read_to_string(&file).expect("a key file");
     let keys = text.strip_prefix("plain\n").unwrap_or(&text);
     let text = if is_plain { format!("plain\n{keys}") } else { keys.to_owned() };
-    crate::people::write_private(&file, &text);
+    crate::fixtures::people::write_private(&file, &text);
 }
 
 /// The local system, with processes of every kind: replaced by the new version, and back.

@@ -91,7 +91,7 @@ fn init_writes_a_manifest_that_is_valid_and_runs_the_command() {
         if let [_, command @ ..] = words {
             let start = spec.control.start_cmd.as_deref().expect("a command");
             let shell = std::process::Command::new("sh")
-                .args(["-c", &start.replacen("exec", "printf '%s\\n'", 1)])
+                .args(["-c", &format!("printf '%s\\n' {}", start.strip_prefix("exec ").unwrap_or(start))])
                 .output()
                 .expect("a shell");
             assert_eq!(stdout(&shell), command.join("\n") + "\n");
@@ -129,7 +129,7 @@ fn explain_shows_a_field_and_its_provenance() {
         explain(&["control.strat_cmd"]),
         (
             64,
-            "error: manifests have no field \"control.strat_cmd\"\nhint: did you mean control.start_cmd?\n"
+            "error: \"control.strat_cmd\" is not a manifest field, reason, state or code\nhint: did you mean control.start_cmd?\n"
                 .into()
         )
     );
@@ -259,7 +259,7 @@ fn secrets_are_shown_nowhere() {
     let output = abide(&["explain", "env", "--in", "b.yaml"], tree.path(), b"");
     let given = stdout(&output);
     assert!(
-        given.contains("env.C: (secret, digest ") && !given.contains("hunter2") && !given.contains("4711"),
+        given.contains("env.C: (secret)") && !given.contains("hunter2") && !given.contains("4711"),
         "{given}"
     );
     let body = with("apiVersion: abide/v1\nkind: Process\n", "") + "bk_app_secret: hunter2\n";
@@ -307,7 +307,7 @@ fn boolean_variables_accept_common_spellings() {
 
 #[test]
 fn init_refuses_commands_that_no_manifest_can_express() {
-    for word in ["/", "..", "", "${name}"] {
+    for word in ["/", "..", ""] {
         let output = abide(&["init", "--", word], &project(), b"");
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(64), ""), "{word:?}");
     }

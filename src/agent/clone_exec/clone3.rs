@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::child::exec_child;
-use super::image::Image;
+use super::image::ChildMemory;
 use crate::agent::reaper;
 
 /// `struct clone_args` of the kernel.
@@ -28,56 +28,60 @@ struct CloneArgs {
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Creates a process that begins with `exec_child`, and stores its pidfd. `flags`: of clone. `pid`: where the kernel writes the
-/// pid before the process runs; null: nowhere. With shared memory, waits until the process has called `execve` or is gone.
+/// Where the kernel writes numbers of a new process; null: nowhere. The addresses are only accessed atomically.
+pub struct CloneWords {
+    /// The pidfd, which the caller then owns.
+    pub pidfd: *mut c_int,
+    /// The pid, before the process runs.
+    pub pid: *mut c_int,
+    /// Zero, when a process that shares the memory has called `execve` or is gone.
+    pub cleared: *mut c_int,
+}
+
+impl CloneWords {
+    fn flags(&self) -> c_int {
+        let flag = |word: *mut c_int, flag: c_int| if word.is_null() { 0 } else { flag };
+        flag(self.pidfd, libc::CLONE_PIDFD)
+            | flag(self.pid, libc::CLONE_PARENT_SETTID)
+            | flag(self.cleared, libc::CLONE_CHILD_CLEARTID)
+    }
+}
+
+/// Creates a process that begins with `exec_child`. `flags`: of clone. With CLONE_VFORK, waits until the process has called
+/// `execve` or is gone. With shared memory and without it, the caller keeps the memory until then.
 ///
 /// An error with a control group: the group may refuse the process. The caller tries without.
-pub fn create(
-    image: &Image,
-    flags: c_int,
-    pidfd: *mut c_int,
-    group: RawFd,
-    pid: *mut c_int,
-) -> io::Result<u32> {
-    match clone(image, flags, pidfd, group, pid) {
+pub fn create(memory: &ChildMemory, flags: c_int, group: RawFd, words: &CloneWords) -> io::Result<u32> {
+    match clone(memory, flags, group, words) {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && group < 0 => {
-            // This call does not write the pid before the process runs: the reaper would take the process for an orphan.
-            let _guard = reaper::spawn_guard();
-            let cloned = clone_without_clone3(image, flags, pidfd)?;
-            if !pid.is_null() {
-                // SAFETY: the caller passes a valid address, which is only accessed atomically.
-                unsafe { AtomicI32::from_ptr(pid) }.store(cloned.cast_signed(), Ordering::Release);
-            }
-            Ok(cloned)
+            clone_without_clone3(memory, flags, words)
         }
         cloned => cloned,
     }
 }
 
-pub fn clone(image: &Image, flags: c_int, fd: *mut c_int, group: RawFd, pid: *mut c_int) -> io::Result<u32> {
-    let (stack, stack_size) = image.stack();
+pub fn clone(memory: &ChildMemory, flags: c_int, group: RawFd, words: &CloneWords) -> io::Result<u32> {
     // A process with the same parent as its creator also ends with the same signal.
     let exit_signal = if flags & libc::CLONE_PARENT == 0 { libc::SIGCHLD as u64 } else { 0 };
-    let set_pid = if pid.is_null() { 0 } else { libc::CLONE_PARENT_SETTID };
-    let flags = (flags | libc::CLONE_PIDFD | set_pid) as u64;
+    let flags = (flags | words.flags()) as u64;
     let into = u64::try_from(group).ok();
     let args = CloneArgs {
         flags: flags | into.map_or(0, |_| CLONE_INTO_CGROUP),
-        pidfd: fd as u64,
-        child_tid: 0,
-        parent_tid: pid as u64,
+        pidfd: words.pidfd as u64,
+        child_tid: words.cleared as u64,
+        parent_tid: words.pid as u64,
         exit_signal,
-        stack: stack as u64,
-        stack_size: stack_size as u64,
+        stack: memory.stack as u64,
+        stack_size: memory.stack_size as u64,
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
         cgroup: into.unwrap_or(0),
     };
-    // SAFETY: with shared memory this thread waits (CLONE_VFORK), so the image outlives its use by the child; a forked
-    // child has a copy. The child starts on its own stack and calls `exec_child`, which does not return, so it never
-    // returns into this function.
-    let result = with_signals_blocked(|| unsafe { clone3(&args, exec_child, image.context().cast()) });
+    // SAFETY: with CLONE_VFORK this thread waits; without it the caller keeps shared memory until the kernel has cleared its
+    // word; a forked child has a copy. The child starts on its own stack and calls `exec_child`, which does not return, so
+    // it never returns into this function.
+    let result = with_signals_blocked(|| unsafe { clone3(&args, exec_child, memory.context.cast()) });
     match u32::try_from(result) {
         Ok(pid) => Ok(pid),
         Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
@@ -85,14 +89,28 @@ pub fn clone(image: &Image, flags: c_int, fd: *mut c_int, group: RawFd, pid: *mu
 }
 
 /// `clone` for containers whose seccomp filter has no clone3. It cannot set a control group.
-pub fn clone_without_clone3(image: &Image, flags: c_int, fd: *mut c_int) -> io::Result<u32> {
-    let (stack, stack_size) = image.stack();
-    let flags = flags | libc::CLONE_PIDFD | libc::SIGCHLD;
+pub fn clone_without_clone3(memory: &ChildMemory, flags: c_int, words: &CloneWords) -> io::Result<u32> {
+    // This call has one address for the pidfd and the pid. Without the pid, the reaper would take the process for an orphan
+    // before this function returns.
+    let _guard = (!words.pidfd.is_null()).then(reaper::spawn_guard);
+    let (first, set_pid) = match words.pidfd.is_null() {
+        true => (words.pid, 0),
+        false => (words.pidfd, libc::CLONE_PARENT_SETTID),
+    };
+    let flags = (flags | words.flags() | libc::SIGCHLD) & !set_pid;
+    let (entry, context) = (exec_child, memory.context.cast());
     // SAFETY: as for `clone`. The stack is passed by its upper end, which is aligned.
     let result = with_signals_blocked(|| unsafe {
-        libc::clone(exec_child, stack.byte_add(stack_size), flags, image.context().cast(), fd)
+        let upper_end = memory.stack.byte_add(memory.stack_size);
+        let no_tls = ptr::null_mut::<c_void>();
+        libc::clone(entry, upper_end, flags, context, first, no_tls, words.cleared)
     });
-    u32::try_from(result).map_err(|_| io::Error::last_os_error())
+    let pid = u32::try_from(result).map_err(|_| io::Error::last_os_error())?;
+    if set_pid != 0 && !words.pid.is_null() {
+        // SAFETY: the caller passes a valid address, which is only accessed atomically.
+        unsafe { AtomicI32::from_ptr(words.pid) }.store(result, Ordering::Release);
+    }
+    Ok(pid)
 }
 
 /// Blocks all signals: no signal handler of the agent may run in a child that shares its memory.

@@ -1,55 +1,52 @@
 //! Launch image: the stack of a new process and all data that it reads, in one mapping.
 //!
-//! The image of a process that the launcher forks has pointers that are valid in the launcher. Its data travels in the request
-//! itself, to a mapping that the launcher keeps at a fixed address. The data of a large one is a memory file, which agent
-//! and launcher map at the same address. The kernel gives this range of addresses to no other mapping.
+//! The image of a process that the launcher creates is its data alone, with offsets from the start of the image instead of
+//! pointers. It travels to the launcher, which copies it to a mapping of its own ([`super::slot`]).
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-use super::child::{ChildContext, ChildStreams};
+use super::child::{ChildContext, ChildCreator, ChildStreams, FailedStep};
+use super::own_pid_file::ChildPidFile;
 use super::{ExecRequest, HELD_FROM, Restrictions, Streams};
 use crate::agent::file_limit;
-use crate::agent::user_files::ExistingPidFile;
 
 /// Stack size: far more than a child needs. The stack is at the lowest address, so that an overflow faults.
-const STACK: usize = 256 << 10;
+pub const STACK: usize = 256 << 10;
 
-/// The addresses of shared images. The kernel places programs, libraries, heaps and stacks far above them, with 39-bit
-/// addresses too.
-const SHARED_FROM: usize = 64 << 30;
-const SHARED_SLOTS: usize = 256;
-/// The space of one shared image: more than the kernel accepts as arguments and environment.
-const SLOT: usize = 64 << 20;
-
-/// The address of images whose data travels in the request: the slot after those of memory files.
-const INLINE_AT: usize = SHARED_FROM + SHARED_SLOTS * SLOT;
-/// Maximum size of data that travels in the request.
+/// Maximum size of data that travels in a request to the launcher.
 pub const MAX_INLINE: usize = 32 << 10;
+/// Maximum size of an image: more than the kernel accepts as arguments and environment.
+pub const MAX_IMAGE: usize = 64 << 20;
 
-const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// Stack and context of a new process.
+pub struct ChildMemory {
+    pub stack: *mut c_void,
+    pub stack_size: usize,
+    pub context: *mut ChildContext,
+}
+
+impl ChildMemory {
+    /// The memory of an image: the stack is at its lowest address, and the context right above. The stack size is a multiple of
+    /// every alignment.
+    pub fn at(start: *mut u8) -> ChildMemory {
+        let context = start.wrapping_add(STACK).cast();
+        ChildMemory { stack: start.cast(), stack_size: STACK, context }
+    }
+}
 
 /// The image of one launch.
 pub struct Image {
     /// The lowest address of the stack, also where the image has data only.
     start: *mut u8,
     length: usize,
-    /// The address of `start` in the process that the image is for.
+    /// The address of `start` that pointers are relative to.
     target: usize,
     memory: ImageMemory,
-}
-
-/// The content of a shared image, as it travels to the launcher.
-pub enum ImageContent<'a> {
-    File(BorrowedFd<'a>),
-    Data(&'a [u8]),
 }
 
 /// The memory of an image.
@@ -57,8 +54,6 @@ enum ImageMemory {
     Mapping,
     /// A mapping of [`SPARE_LENGTH`] that the next launch of the thread uses again.
     Spare,
-    /// A mapping of a memory file.
-    File(OwnedFd),
     /// The data without the stack.
     Data(Vec<u64>),
 }
@@ -70,9 +65,9 @@ impl Image {
         Image::build(request, shares_table, Image::map_private)
     }
 
-    /// The image of a process that the launcher forks.
-    pub fn shared(request: &ExecRequest<'_>) -> io::Result<Image> {
-        Image::build(request, false, Image::shared_memory)
+    /// The data of a process that the launcher creates.
+    pub fn data(request: &ExecRequest<'_>) -> io::Result<Image> {
+        Image::build(request, false, Image::allocate)
     }
 
     fn build(
@@ -83,8 +78,9 @@ impl Image {
         let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
         let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
-        let pid_path = request.pid_file.as_ref().map(|(path, _)| path);
-        let texts = lists.into_iter().flatten().chain([&request.folder]).chain(pid_path);
+        let of_pid_file =
+            request.pid_file.iter().flat_map(|file| [&file.folder, &file.name, &file.temporary]);
+        let texts = lists.into_iter().flatten().chain([&request.folder]).chain(of_pid_file);
         let bytes: usize = texts.map(|text| text.as_bytes_with_nul().len()).sum();
         let groups_at = STACK + size_of::<ChildContext>();
         let pointers_at = (groups_at + size_of_val(groups)).next_multiple_of(align_of::<*const c_char>());
@@ -103,10 +99,15 @@ impl Image {
             programs,
             args,
             env,
+            lists: (pointers_at, pointers),
             folder: writer.text(&request.folder),
             streams: ChildStreams { input, output, code },
             status: -1,
-            copied: if shares_table { above_used } else { -1 },
+            creator: ChildCreator {
+                copied: if shares_table { above_used } else { -1 },
+                agent: 0,
+                resets_signals: true,
+            },
             ids: request
                 .ids
                 .as_ref()
@@ -115,11 +116,13 @@ impl Image {
                 namespace,
                 ..request.restrictions.with_file_limit(file_limit::original())
             },
-            pid_file: pid_path.map_or(ptr::null(), |path| writer.text(path)),
-            existing_pid_file: request
-                .pid_file
-                .as_ref()
-                .map_or(ExistingPidFile::Replace, |(_, existing)| *existing),
+            pid_file: request.pid_file.as_ref().map(|file| ChildPidFile {
+                folder: writer.text(&file.folder),
+                name: writer.text(&file.name),
+                temporary: writer.text(&file.temporary),
+                existing: file.existing,
+                follows_links: file.follows_links,
+            }),
             failed: None,
         };
         // SAFETY: both ranges are inside the mapping and aligned, and no other code uses the mapping yet.
@@ -140,89 +143,36 @@ impl Image {
             true => (SPARE_LENGTH, ImageMemory::Spare),
             false => (length, ImageMemory::Mapping),
         };
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
-        let start = unsafe { libc::mmap(ptr::null_mut(), mapped, ACCESS, kind, -1, 0) };
+        let start = unsafe { libc::mmap(ptr::null_mut(), mapped, access, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
             false => Ok(Image { start: start.cast(), length, target: start as usize, memory }),
         }
     }
 
-    fn shared_memory(length: usize) -> io::Result<Image> {
-        if length > STACK + MAX_INLINE {
-            return Image::map_shared(length);
+    fn allocate(length: usize) -> io::Result<Image> {
+        if length > MAX_IMAGE {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
         let mut data = vec![0u64; (length - STACK).div_ceil(size_of::<u64>())];
         let start = data.as_mut_ptr().cast::<u8>().wrapping_sub(STACK);
-        Ok(Image { start, length, target: INLINE_AT, memory: ImageMemory::Data(data) })
+        Ok(Image { start, length, target: 0, memory: ImageMemory::Data(data) })
     }
 
-    fn map_shared(length: usize) -> io::Result<Image> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        if length > SLOT {
-            return Err(io::Error::from_raw_os_error(libc::E2BIG));
-        }
-        let file = memfd_create(c"abide-launch", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, length as u64)?;
-        let mut failed = None;
-        // A slot is in use while another thread launches.
-        for _ in 0..SHARED_SLOTS {
-            let slot = NEXT.fetch_add(1, Ordering::Relaxed) % SHARED_SLOTS;
-            match Image::map_at(SHARED_FROM + slot * SLOT, length, Some(&file), libc::MAP_SHARED) {
-                Ok(start) => {
-                    let (target, memory) = (start as usize, ImageMemory::File(file));
-                    return Ok(Image { start, length, target, memory });
-                }
-                Err(error) => failed = Some(error),
-            }
-        }
-        Err(failed.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
-    }
-
-    /// Maps the image of another process at the address that it has there. Changes are not shared.
-    pub fn receive(file: OwnedFd, address: usize, length: usize) -> io::Result<Image> {
-        let range = SHARED_FROM..SHARED_FROM + SHARED_SLOTS * SLOT;
-        let has_context = length <= SLOT && length >= STACK + size_of::<ChildContext>();
-        if !range.contains(&address) || !address.is_multiple_of(SLOT) || !has_context {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let start = Image::map_at(address, length, Some(&file), libc::MAP_PRIVATE)?;
-        Ok(Image { start, length, target: address, memory: ImageMemory::Mapping })
-    }
-
-    fn map_at(address: usize, length: usize, file: Option<&OwnedFd>, kind: c_int) -> io::Result<*mut u8> {
-        let (wanted, kind) = (address as *mut c_void, kind | libc::MAP_FIXED_NOREPLACE);
-        // SAFETY: the mapping replaces no other one: kernels without this flag take the address as a hint.
-        unsafe {
-            let fd = file.map_or(-1, AsRawFd::as_raw_fd);
-            let start = libc::mmap(wanted, length, ACCESS, kind, fd, 0);
-            if start == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            if start != wanted {
-                libc::munmap(start, length);
-                return Err(io::ErrorKind::AddrInUse.into());
-            }
-            Ok(start.cast())
-        }
-    }
-
-    /// The shared image: its address in the launcher, its length, and its memory file or data; `None`: it is private.
-    pub fn share(&self) -> Option<(usize, usize, ImageContent<'_>)> {
-        let shared = match &self.memory {
-            ImageMemory::Mapping | ImageMemory::Spare => return None,
-            ImageMemory::File(file) => ImageContent::File(file.as_fd()),
+    /// The data for the launcher; `None`: the image is a mapping.
+    pub fn content(&self) -> Option<&[u8]> {
+        match &self.memory {
+            ImageMemory::Mapping | ImageMemory::Spare => None,
+            // SAFETY: the vector has at least this length, and bytes have no invalid values.
             ImageMemory::Data(data) => {
-                // SAFETY: the vector has at least this length, and bytes have no invalid values.
-                let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), self.length - STACK) };
-                ImageContent::Data(data)
+                Some(unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), self.length - STACK) })
             }
-        };
-        Some((self.target, self.length, shared))
+        }
     }
 
-    /// The address of an offset in the process that the image is for.
+    /// An offset as a pointer of the image.
     fn target(&self, offset: usize) -> *const u8 {
         (self.target + offset) as *const u8
     }
@@ -231,19 +181,18 @@ impl Image {
         self.start.wrapping_add(offset)
     }
 
-    /// The context, right above the stack. The stack size is a multiple of every alignment.
-    pub fn context(&self) -> *mut ChildContext {
-        self.at(STACK).cast()
+    fn context(&self) -> *mut ChildContext {
+        self.memory().context
     }
 
-    /// Lowest address and size of the stack.
-    pub fn stack(&self) -> (*mut c_void, usize) {
-        (self.start.cast(), STACK)
+    /// Stack and context; the stack of data alone does not exist.
+    pub fn memory(&self) -> ChildMemory {
+        ChildMemory::at(self.start)
     }
 
     /// The failed step that a process reported in this memory.
-    pub fn failed(&self) -> Option<(super::ExecStage, i32)> {
-        // SAFETY: initialized in `of`. The process that may have changed it has called `execve` or is gone.
+    pub fn failed(&self) -> Option<FailedStep> {
+        // SAFETY: initialized in `build`. The process that may have changed it has called `execve` or is gone.
         unsafe { (*self.context()).failed }
     }
 }
@@ -258,8 +207,8 @@ impl Drop for Image {
                 unsafe { ptr::write_bytes(self.at(STACK), 0, self.length - STACK) };
                 SPARE_MAPPING.set(Some(SpareMapping(self.start)));
             }
-            // SAFETY: this value owns the mapping. A forked process has a copy; a vfork child was waited for.
-            ImageMemory::Mapping | ImageMemory::File(_) => unsafe {
+            // SAFETY: this value owns the mapping, and a vfork child was waited for.
+            ImageMemory::Mapping => unsafe {
                 libc::munmap(self.start.cast(), self.length);
             },
         }
@@ -285,35 +234,7 @@ impl Drop for SpareMapping {
     }
 }
 
-/// The launcher's mapping for images whose data travels in the request.
-pub struct InlineImage(ManuallyDrop<Image>);
-
-impl InlineImage {
-    /// Maps the fixed address.
-    pub fn map() -> io::Result<InlineImage> {
-        let (length, kind) = (STACK + MAX_INLINE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        let start = Image::map_at(INLINE_AT, length, None, kind)?;
-        let image = Image { start, length, target: INLINE_AT, memory: ImageMemory::Mapping };
-        Ok(InlineImage(ManuallyDrop::new(image)))
-    }
-
-    /// The place of the data.
-    pub fn data(&mut self) -> &mut [u8] {
-        // SAFETY: the range is inside the mapping, which is never unmapped; bytes have no invalid values.
-        unsafe { std::slice::from_raw_parts_mut(self.0.at(STACK), MAX_INLINE) }
-    }
-
-    /// The image of received data. An error: it is not the data of one.
-    pub fn image(&self, address: usize, length: usize, received: usize) -> io::Result<&Image> {
-        let is_complete = length >= STACK + size_of::<ChildContext>() && received == length - STACK;
-        match address == INLINE_AT && is_complete {
-            true => Ok(&self.0),
-            false => Err(io::ErrorKind::InvalidInput.into()),
-        }
-    }
-}
-
-/// Writes strings and lists into the image. `Image::of` has computed the space.
+/// Writes strings and lists into the image. `Image::build` has computed the space.
 struct Writer<'a> {
     image: &'a Image,
     pointers_at: usize,

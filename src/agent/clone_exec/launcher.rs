@@ -1,34 +1,43 @@
-//! Launcher: a small process of the agent's own program that forks the processes of other users.
+//! Launcher: a small process of the agent's own program that creates the processes of other users.
 //!
-//! The launcher ([`super::launcher_process`]) has one thread and a few pages of memory, so a fork copies little. It runs with
-//! the agent's rights and serves one socket, which only the agent has. It waits for nothing but the next request: no user
-//! can delay it. A new process is a child of the agent (`CLONE_PARENT`) and does nothing until the agent permits it, so a
-//! launch whose agent or launcher was killed before the permission has not run, and can be repeated.
+//! The launcher ([`super::launcher_process`]) has one thread and a few pages of memory. It runs with the agent's rights and serves
+//! one socket, which only the agent has. It waits for nothing but the next request: no user can delay it. A new process is a
+//! child of the agent (`CLONE_PARENT`). The kernel writes its pid to memory of agent and launcher before it runs
+//! ([`super::pid_words`]), so the agent knows whether a launcher that was killed created it. It runs its program only as a
+//! child of the agent that requested it, so a request that is left when the agent is killed runs nothing, and the launch can
+//! be repeated.
 //!
-//! The first launch for another user starts the launcher. If it is killed, the next launch starts another one. It ends with
-//! the agent, by the end of its socket.
+//! The agent sleeps until the process has called `execve` or is gone, which closes a pipe. The first launch for another user
+//! starts the launcher. If it is killed, the next launch starts another one. It ends with the agent, by the end of its socket.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::image::{Image, ImageContent};
-use super::{ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed};
-use crate::agent::reaper;
+use super::child;
+use super::image::{Image, MAX_INLINE};
+use super::pid_words::{LaunchPid, PidTable, PidWords};
+use super::{
+    EXEC_TIMEOUT, ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed,
+};
+use crate::agent::reaper::{self, StartingPid, StartingProcess};
 
-/// The argument that makes this program a launcher. Its standard input is the socket.
+/// The argument that makes this program a launcher. Its standard input is the socket, and descriptor 3 the memory of the pids.
 pub const LAUNCHER_ARGUMENT: &str = "agent-launcher";
 
-/// Maximum duration of one fork by the launcher. It takes well below a millisecond.
-const FORK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum wait until the launcher takes a request. It needs well below a millisecond.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of descriptors in one message.
 pub const MAX_DESCRIPTORS: usize = 8;
@@ -40,54 +49,54 @@ pub enum LauncherError {
     Start(#[source] io::Error),
     #[error("cannot prepare the request to the launcher: {0}")]
     Request(#[source] io::Error),
-    /// The launcher did not reply. It may have created a process, which gets no permission to run.
+    /// The launcher is gone or hangs, and has created no process for this launch.
     #[error("the launcher did not reply: {0}")]
     Lost(#[source] io::Error),
     #[error("{0}")]
-    Fork(#[source] io::Error),
+    Create(#[source] io::Error),
 }
 
-/// A process to fork: its image and descriptors.
-pub struct ForkRequest<'a> {
+/// A process to create: its data and descriptors.
+pub struct CreateRequest<'a> {
     pub image: &'a Image,
     pub streams: Streams<'a>,
-    pub status: BorrowedFd<'a>,
     pub group: Option<BorrowedFd<'a>>,
     pub namespace: Option<BorrowedFd<'a>>,
 }
 
-/// The message of a request. The data of a small image follows it. The descriptors travel with it: the three that every
-/// process has, then those that the message announces, in its order.
+/// The message of a request. The data of the image follows it, or is in a memory file. The descriptors travel with it: the
+/// three that every process has, then those that the message announces, in its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ForkMessage {
-    pub address: u64,
+pub struct CreateMessage {
+    /// Length of the data.
     pub length: u64,
-    /// The image is a memory file.
+    /// The word for the pid.
+    pub word: u32,
     pub has_file: bool,
     pub has_code: bool,
     pub has_group: bool,
     pub has_namespace: bool,
 }
 
-impl ForkMessage {
-    pub const BYTES: usize = 20;
+impl CreateMessage {
+    pub const BYTES: usize = 16;
 
-    fn encode(self) -> [u8; ForkMessage::BYTES] {
-        let mut bytes = [0; ForkMessage::BYTES];
-        bytes[..8].copy_from_slice(&self.address.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&self.length.to_ne_bytes());
+    fn encode(self) -> [u8; CreateMessage::BYTES] {
+        let mut bytes = [0; CreateMessage::BYTES];
+        bytes[..8].copy_from_slice(&self.length.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.word.to_ne_bytes());
         let announced = [self.has_file, self.has_code, self.has_group, self.has_namespace];
-        bytes[16..].copy_from_slice(&announced.map(u8::from));
+        bytes[12..].copy_from_slice(&announced.map(u8::from));
         bytes
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<ForkMessage> {
-        let (address, rest) = bytes.split_first_chunk()?;
-        let (length, rest) = rest.split_first_chunk()?;
+    pub fn decode(bytes: &[u8]) -> Option<CreateMessage> {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (word, rest) = rest.split_first_chunk()?;
         let [has_file, has_code, has_group, has_namespace] = *rest else { return None };
-        Some(ForkMessage {
-            address: u64::from_ne_bytes(*address),
+        Some(CreateMessage {
             length: u64::from_ne_bytes(*length),
+            word: u32::from_ne_bytes(*word),
             has_file: has_file == 1,
             has_code: has_code == 1,
             has_group: has_group == 1,
@@ -96,72 +105,117 @@ impl ForkMessage {
     }
 }
 
-/// The reply: a pid, whose pidfd travels with it, or the number of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ForkReply(pub Result<u32, i32>);
-
-impl ForkReply {
-    pub const BYTES: usize = 5;
-
-    pub fn encode(self) -> [u8; ForkReply::BYTES] {
-        let (kind, number) = match self.0 {
-            Ok(pid) => (0, pid.to_ne_bytes()),
-            Err(errno) => (1, errno.to_ne_bytes()),
-        };
-        let [one, two, three, four] = number;
-        [kind, one, two, three, four]
-    }
-
-    fn decode(bytes: &[u8]) -> Option<ForkReply> {
-        let (kind, number) = bytes.split_first()?;
-        let number: [u8; 4] = number.try_into().ok()?;
-        match kind {
-            0 => Some(ForkReply(Ok(u32::from_ne_bytes(number)))),
-            _ => Some(ForkReply(Err(i32::from_ne_bytes(number)))),
-        }
-    }
-}
-
 /// A running launcher.
 struct Launcher {
     socket: OwnedFd,
     process: SpawnedProcess,
+    pids: Arc<PidTable>,
 }
 
-static LAUNCHER: Mutex<Option<Launcher>> = Mutex::new(None);
+static LAUNCHER: Mutex<Option<Arc<Launcher>>> = Mutex::new(None);
 
-/// Lets the launcher fork a process. The process is claimed, and waits for the permission to run. Blocks.
-pub fn fork(request: &ForkRequest<'_>) -> Result<SpawnedProcess, LauncherError> {
-    let mut launcher = LAUNCHER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let running = match launcher.take() {
-        Some(running) => running,
-        None => Launcher::start()?,
+/// Lets the launcher create a process, and waits until it has called `execve` or failed. The process is claimed. Blocks.
+pub fn create(
+    request: &CreateRequest<'_>,
+) -> Result<Result<SpawnedProcess, child::FailedStep>, LauncherError> {
+    begin(request)?.wait()
+}
+
+/// Sends a request to the launcher.
+fn begin(request: &CreateRequest<'_>) -> Result<RequestedProcess, LauncherError> {
+    let launcher = {
+        let mut running = LAUNCHER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match &*running {
+            Some(running) => Arc::clone(running),
+            None => Arc::clone(running.insert(Arc::new(Launcher::start()?))),
+        }
     };
-    let forked = running.fork(request);
-    match forked {
-        Err(LauncherError::Lost(_)) => running.end(),
-        Ok(_) | Err(_) => *launcher = Some(running),
+    launcher.request(request).inspect_err(|error| {
+        if matches!(error, LauncherError::Lost(_)) {
+            launcher.end();
+        }
+    })
+}
+
+/// A process that the launcher was asked to create.
+struct RequestedProcess {
+    launcher: Arc<Launcher>,
+    pid: Arc<LaunchPid>,
+    /// Keeps the reaper from taking the process for an orphan.
+    _starting: StartingProcess,
+    /// Closed by `execve` or by the end of the process. It has the report of a failed step.
+    report: OwnedFd,
+}
+
+impl RequestedProcess {
+    fn pid(&self) -> Option<Pid> {
+        Pid::from_raw(self.pid.word().load(Ordering::Acquire))
     }
-    forked
+
+    /// The inner error: the process was created, and failed before `execve`, with the number of its error.
+    fn wait(self) -> Result<Result<SpawnedProcess, child::FailedStep>, LauncherError> {
+        let is_over = wait_for_hangup(&self.report, EXEC_TIMEOUT).map_err(LauncherError::Request)?;
+        if !is_over && self.pid().is_none() {
+            // Afterwards this launcher creates no process any more.
+            self.launcher.end();
+        }
+        let failed = if is_over { read_report(&self.report) } else { None };
+        let Some(pid) = self.pid() else {
+            if let Some((_, error)) = failed {
+                return Err(LauncherError::Create(io::Error::from_raw_os_error(error)));
+            }
+            self.launcher.end();
+            return Err(LauncherError::Lost(io::ErrorKind::UnexpectedEof.into()));
+        };
+        // A child that was not reaped: the pid is still its own.
+        let fd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| LauncherError::Create(error.into()))?;
+        let process = SpawnedProcess::claim(pid.as_raw_nonzero().get().cast_unsigned(), fd);
+        if is_over && failed.is_none() {
+            return Ok(Ok(process));
+        }
+        let _ = pidfd_send_signal(&process.fd, Signal::KILL);
+        reap_failed(process.pid, &process.fd);
+        Ok(Err(failed.unwrap_or((ExecStage::TimedOut, libc::ETIMEDOUT))))
+    }
+}
+
+/// Waits until the other end of a pipe is closed. False: it is still open after `time`.
+fn wait_for_hangup(pipe: &OwnedFd, time: Duration) -> io::Result<bool> {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        // Without POLLIN: a report alone does not wake this thread.
+        match poll(&mut [PollFd::new(pipe, PollFlags::empty())], Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
+}
+
+/// The report in a closed pipe.
+fn read_report(pipe: &OwnedFd) -> Option<child::FailedStep> {
+    let mut bytes = [0; 8];
+    let length = rustix::io::read(pipe, &mut bytes).unwrap_or(0);
+    child::decode(&bytes[..length])
 }
 
 impl Launcher {
     fn start() -> Result<Launcher, LauncherError> {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
         let start = |error: io::Error| LauncherError::Start(error);
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (socket, served) = pair.map_err(|error| start(error.into()))?;
-        let timeout = rustix::net::sockopt::Timeout::Recv;
-        rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(FORK_TIMEOUT))
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(SEND_TIMEOUT))
             .map_err(|error| start(error.into()))?;
+        let (words, file) = PidWords::create().map_err(start)?;
         let null = std::fs::File::options().write(true).open("/dev/null").map_err(start)?;
-        let args = launcher_args();
         let request = ExecRequest {
             programs: vec![c"/proc/self/exe".to_owned()],
-            args,
+            args: launcher_args(),
             env: launcher_env(),
             folder: c"/".to_owned(),
-            streams: Streams { input: served.as_fd(), output: null.as_fd(), code: None },
+            streams: Streams { input: served.as_fd(), output: null.as_fd(), code: Some(file.as_fd()) },
             group: None,
             ids: None,
             restrictions: Restrictions::default(),
@@ -174,52 +228,58 @@ impl Launcher {
         if let Some(started) = process.started {
             reaper::add_helper(process.pid, started);
         }
-        Ok(Launcher { socket, process })
+        Ok(Launcher { socket, process, pids: PidTable::new(words) })
     }
 
-    fn fork(&self, request: &ForkRequest<'_>) -> Result<SpawnedProcess, LauncherError> {
-        let invalid = || LauncherError::Request(io::ErrorKind::InvalidInput.into());
-        let (address, length, content) = request.image.share().ok_or_else(invalid)?;
-        let (file, data) = match content {
-            ImageContent::File(file) => (Some(file), &[][..]),
-            ImageContent::Data(data) => (None, data),
+    fn request(self: &Arc<Launcher>, request: &CreateRequest<'_>) -> Result<RequestedProcess, LauncherError> {
+        let prepare = |error: io::Error| LauncherError::Request(error);
+        let data = request.image.content().ok_or_else(|| prepare(io::ErrorKind::InvalidInput.into()))?;
+        let (file, sent) = match data.len() > MAX_INLINE {
+            true => (Some(memory_file(data).map_err(prepare)?), &[][..]),
+            false => (None, data),
         };
+        let pid = Arc::new(self.pids.take().ok_or_else(|| prepare(io::ErrorKind::ResourceBusy.into()))?);
+        let (report, status) = std::io::pipe().map_err(prepare)?;
         let Streams { input, output, code } = request.streams;
-        let message = ForkMessage {
-            address: address as u64,
-            length: length as u64,
+        let message = CreateMessage {
+            length: data.len() as u64,
+            word: pid.nth as u32,
             has_file: file.is_some(),
             has_code: code.is_some(),
             has_group: request.group.is_some(),
             has_namespace: request.namespace.is_some(),
         };
-        let mut descriptors = vec![input, output, request.status];
-        descriptors.extend(file);
+        let mut descriptors = vec![input, output, status.as_fd()];
+        descriptors.extend(file.as_ref().map(AsFd::as_fd));
         descriptors.extend(code);
         descriptors.extend(request.group);
         descriptors.extend(request.namespace);
-        // Until the process is claimed, the reaper would take it for an orphan.
-        let _guard = reaper::spawn_guard();
-        send(&self.socket, [&message.encode(), data], &descriptors).map_err(LauncherError::Lost)?;
-        let mut bytes = [0; ForkReply::BYTES];
-        let (length, mut descriptors) =
-            receive(&self.socket, [&mut bytes, &mut []]).map_err(LauncherError::Lost)?;
-        let lost = || LauncherError::Lost(io::ErrorKind::UnexpectedEof.into());
-        match ForkReply::decode(&bytes[..length]).ok_or_else(lost)? {
-            ForkReply(Ok(pid)) => Ok(SpawnedProcess::claim(pid, descriptors.pop().ok_or_else(lost)?)),
-            ForkReply(Err(errno)) => Err(LauncherError::Fork(io::Error::from_raw_os_error(errno))),
-        }
+        let _starting = StartingProcess::of(pid.clone());
+        send(&self.socket, [&message.encode(), sent], &descriptors).map_err(LauncherError::Lost)?;
+        let report = report.into();
+        Ok(RequestedProcess { launcher: Arc::clone(self), pid, _starting, report })
     }
 
-    /// Ends a launcher that did not reply.
-    fn end(self) {
-        let SpawnedProcess { pid, started, fd } = self.process;
-        let _ = pidfd_send_signal(&fd, Signal::KILL);
-        reap_failed(pid, &fd);
+    /// Ends a launcher that does not reply. It creates no process afterwards.
+    fn end(self: &Arc<Launcher>) {
+        let mut running = LAUNCHER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if running.take_if(|running| Arc::ptr_eq(running, self)).is_none() {
+            return;
+        }
+        let SpawnedProcess { pid, started, fd, .. } = &self.process;
+        let _ = pidfd_send_signal(fd, Signal::KILL);
+        reap_failed(*pid, fd);
         if let Some(started) = started {
-            reaper::remove_helper(pid, started);
+            reaper::remove_helper(*pid, *started);
         }
     }
+}
+
+/// A memory file with this content.
+fn memory_file(data: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = std::fs::File::from(memfd_create(c"abide-launch", MemfdFlags::CLOEXEC)?);
+    file.write_all(data)?;
+    Ok(file.into())
 }
 
 /// Sends one message of two parts, with descriptors.
@@ -319,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_launcher_forks_children_of_this_process_and_a_killed_one_is_replaced() {
+    fn the_launcher_creates_children_of_this_process_and_a_killed_one_is_replaced() {
         let null = null();
         let spawn = |folder: &CStr| request(&null, folder).spawn(&VforkGuard::default());
         let launcher = || {
@@ -343,33 +403,60 @@ mod tests {
     }
 
     #[test]
-    fn without_permission_nothing_runs() {
-        let (null, folder) = (null(), tempfile::tempdir().expect("a folder"));
-        let path = CString::new(folder.path().display().to_string()).expect("a path");
-        let mut request = request(&null, &path);
-        request.args[2] = c"touch ran; exit 7".to_owned();
-        let image = Image::shared(&request).expect("memory");
-        let (process, report) = request.fork_by_launcher(&image).expect("a process");
-        drop(report);
-        assert_eq!(exit_code(&process), Some(127));
-        assert!(!folder.path().join("ran").exists());
+    fn a_request_of_an_agent_that_was_killed_runs_nothing() {
+        let test = "agent::clone_exec::launcher::tests::a_request_of_an_agent_that_was_killed_runs_nothing";
+        if let Some(folder) = std::env::var_os("ABIDE_TEST_KILLED_AGENT") {
+            return be_a_killed_agent(&CString::new(folder.as_encoded_bytes()).expect("a path"));
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut agent = std::process::Command::new(std::env::current_exe().expect("a path"));
+        agent.args(["--exact", test]).env("ABIDE_TEST_KILLED_AGENT", folder.path());
+        let mut agent = agent.stdout(std::process::Stdio::piped()).spawn().expect("it runs");
+        assert!(agent.wait().expect("its end").code().is_none(), "it kills itself");
+        let launcher = std::fs::read_to_string(folder.path().join("launcher")).expect("a file");
+        let pid = Pid::from_raw(launcher.parse().expect("a pid")).expect("a pid");
+        let handle = pidfd_open(pid, PidfdFlags::empty()).expect("the launcher");
+        pidfd_send_signal(&handle, Signal::CONT).expect("the launcher");
+        // The request has this pipe: it closes when neither the launcher nor a process of it is left.
+        let mut output = agent.stdout.take().expect("a pipe");
+        std::io::copy(&mut output, &mut std::io::sink()).expect("a pipe");
+        assert!(folder.path().join("first").exists(), "a launch before");
+        assert!(!folder.path().join("second").exists());
+    }
+
+    /// Leaves a request to a stopped launcher.
+    fn be_a_killed_agent(folder: &CStr) {
+        let null = null();
+        let touch = |name: &str| {
+            let mut request = request(&null, folder);
+            request.args[2] = CString::new(format!("touch {name}; exit 7")).expect("a command");
+            request
+        };
+        assert_eq!(exit_code(&touch("first").spawn(&VforkGuard::default()).expect("a process")), Some(7));
+        let launcher = LAUNCHER.lock().expect("the launcher").as_ref().map(|one| one.process.pid);
+        let pid = Pid::from_raw(launcher.expect("a launcher").cast_signed()).expect("a pid");
+        rustix::process::kill_process(pid, Signal::STOP).expect("the launcher");
+        std::fs::write(folder.to_str().expect("a path").to_owned() + "/launcher", pid.to_string())
+            .expect("a file");
+        let (mut second, stdout) = (touch("second"), std::io::stdout());
+        second.streams.output = stdout.as_fd();
+        let image = Image::data(&second).expect("memory");
+        let request = CreateRequest { image: &image, streams: second.streams, group: None, namespace: None };
+        let _requested = begin(&request).expect("a request");
+        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("this process");
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
-        let message = ForkMessage {
-            address: 64 << 30,
+    fn a_message_is_read_as_it_was_written() {
+        let message = CreateMessage {
             length: 70_000,
+            word: 9,
             has_file: true,
             has_code: false,
             has_group: false,
             has_namespace: true,
         };
-        assert_eq!(ForkMessage::decode(&message.encode()), Some(message));
-        assert_eq!(ForkMessage::decode(&message.encode()[1..]), None);
-        for reply in [ForkReply(Ok(7)), ForkReply(Err(libc::EAGAIN))] {
-            assert_eq!(ForkReply::decode(&reply.encode()), Some(reply));
-        }
-        assert_eq!(ForkReply::decode(&[]), None);
+        assert_eq!(CreateMessage::decode(&message.encode()), Some(message));
+        assert_eq!(CreateMessage::decode(&message.encode()[1..]), None);
     }
 }

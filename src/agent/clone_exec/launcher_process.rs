@@ -1,14 +1,29 @@
-//! Launcher process: receives images from the agent, and forks a process from each.
+//! Launcher process: receives images from the agent, and creates a process from each.
 //!
-//! It has no configuration, opens no file of others and reads nothing but its socket. See [`super::launcher`].
+//! It has no configuration, opens no file of others and reads nothing but its socket, `fs.suid_dumpable` and the memory limits of
+//! control groups. See [`super::launcher`].
 
 use std::ffi::c_int;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
-use super::clone3;
-use super::image::{Image, InlineImage};
-use super::launcher::{ForkMessage, ForkReply, LAUNCHER_ARGUMENT, receive, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+
+use super::child::{self, reset_signals};
+use super::clone3::{self, CloneWords};
+use super::image::MAX_IMAGE;
+use super::launcher::{CreateMessage, LAUNCHER_ARGUMENT, receive};
+use super::pid_words::PidWords;
+use super::slot::{LaunchSlot, LaunchSlots};
+use super::{EXIT_RECORD_FD, ExecStage};
+
+/// Interval in which the data of new processes is cleared once they have called `execve`.
+const CLEAR_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// Serves as the launcher if this program was started as one, and does not return then.
 pub fn serve_if_launcher() {
@@ -20,86 +35,176 @@ pub fn serve_if_launcher() {
 
 /// Serves the socket on standard input until the agent closes it or is gone.
 pub fn serve() -> ! {
-    // No other user may read this memory or trace this process, nor a process that it forks.
+    // No other user may read this memory or trace this process, nor a process that it creates.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-    // SAFETY: descriptor 0 is open, and this function is its only user until the process ends.
-    let socket = unsafe { OwnedFd::from_raw_fd(0) };
-    let Ok(mut inline) = InlineImage::map() else { std::process::exit(1) };
-    keep_from_children();
-    let mut bytes = [0; ForkMessage::BYTES];
-    loop {
-        let received = receive(&socket, [&mut bytes, inline.data()]);
-        let Ok((length @ 1.., descriptors)) = received else { std::process::exit(0) };
-        let forked = fork(&bytes[..length.min(ForkMessage::BYTES)], &inline, length, descriptors);
-        // The next process may have another user, and begins with a copy of this memory.
-        inline.data()[..length.saturating_sub(ForkMessage::BYTES)].fill(0);
-        let reply = match &forked {
-            Ok((pid, pidfd)) => send(&socket, [&ForkReply(Ok(*pid)).encode(), &[]], &[pidfd.as_fd()]),
-            Err(error) => {
-                let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                send(&socket, [&ForkReply(Err(errno)).encode(), &[]], &[])
-            }
-        };
-        if reply.is_err() {
-            std::process::exit(0);
-        }
-    }
-}
-
-/// Keeps mappings that a new process does not use out of it: copying and removing them is a large part of a fork. These are
-/// the libraries for mathematics and unwinding.
-fn keep_from_children() {
-    const LIBRARIES: [&str; 2] = ["/libm.so.", "/libgcc_s.so."];
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    for line in maps.lines() {
-        if !LIBRARIES.iter().any(|library| line.contains(library)) {
-            continue;
-        }
-        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
-        let number = |text: &str| usize::from_str_radix(text, 16).ok();
-        let Some((Some(from), Some(to))) = range.map(|(from, to)| (number(from), number(to))) else {
-            continue;
-        };
-        // SAFETY: this changes nothing in this process, and a new process calls no function of these libraries.
-        unsafe { libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTFORK) };
-    }
-}
-
-/// Forks a process from an image. All descriptors of the request are closed afterwards, so that no later process gets them.
-/// `received`: length of the message and the data of a small image.
-fn fork(
-    message: &[u8],
-    inline: &InlineImage,
-    received: usize,
-    descriptors: Vec<OwnedFd>,
-) -> io::Result<(u32, OwnedFd)> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-    let message = ForkMessage::decode(message).ok_or_else(invalid)?;
-    let mut descriptors = descriptors.into_iter();
-    let mut next = || descriptors.next().ok_or_else(invalid);
-    let (input, output, status) = (next()?, next()?, next()?);
-    let file = message.has_file.then(&mut next).transpose()?;
-    let code = message.has_code.then(&mut next).transpose()?;
-    let group = message.has_group.then(&mut next).transpose()?;
-    let namespace = message.has_namespace.then(&mut next).transpose()?;
-    let number = |value: u64| usize::try_from(value).map_err(|_| invalid());
-    let (address, length) = (number(message.address)?, number(message.length)?);
-    let mapped = file.map(|file| Image::receive(file, address, length)).transpose()?;
-    let image = match &mapped {
-        Some(image) => image,
-        None => inline.image(address, length, received.saturating_sub(ForkMessage::BYTES))?,
+    // SAFETY: both descriptors are open, and this function is their only user until the process ends. No thread of this
+    // process needs a signal action.
+    let (socket, words) = unsafe {
+        reset_signals();
+        (OwnedFd::from_raw_fd(0), OwnedFd::from_raw_fd(EXIT_RECORD_FD))
     };
-    // SAFETY: the agent initialized the context, for the address that it has here, and this process has its own copy.
-    unsafe {
-        let context = &mut *image.context();
-        (context.streams.input, context.streams.output) = (input.as_raw_fd(), output.as_raw_fd());
-        (context.status, context.copied) = (status.as_raw_fd(), -1);
-        context.streams.code = code.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        context.restrictions.namespace = namespace.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+    let Ok(mut launcher) = LauncherState::new(&words) else { std::process::exit(1) };
+    drop(words);
+    loop {
+        match launcher.serve_next(&socket) {
+            Ok(()) => {}
+            Err(_) => std::process::exit(0),
+        }
     }
-    let mut pidfd: c_int = -1;
-    let group = group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-    let pid = clone3::create(image, libc::CLONE_PARENT, &mut pidfd, group, std::ptr::null_mut())?;
-    // SAFETY: the kernel wrote this descriptor, and no other code owns it.
-    Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// The state of a launcher.
+struct LauncherState {
+    /// The agent's pid: only its children run their programs.
+    agent: c_int,
+    pids: PidWords,
+    slots: LaunchSlots,
+    suid_dumpable: Option<File>,
+}
+
+/// The descriptors of a request.
+struct Descriptors {
+    input: OwnedFd,
+    output: OwnedFd,
+    status: OwnedFd,
+    file: Option<File>,
+    code: Option<OwnedFd>,
+    group: Option<OwnedFd>,
+    namespace: Option<OwnedFd>,
+}
+
+impl Descriptors {
+    /// `None`: some are missing.
+    fn of(message: &CreateMessage, received: Vec<OwnedFd>) -> Option<Descriptors> {
+        let mut received = received.into_iter();
+        let (input, output, status) = (received.next()?, received.next()?, received.next()?);
+        let mut announced = |is_announced: bool| match is_announced {
+            true => received.next().map(Some),
+            false => Some(None),
+        };
+        let file = announced(message.has_file)?.map(File::from);
+        let (code, group) = (announced(message.has_code)?, announced(message.has_group)?);
+        Some(Descriptors {
+            input,
+            output,
+            status,
+            file,
+            code,
+            group,
+            namespace: announced(message.has_namespace)?,
+        })
+    }
+}
+
+fn number(fd: Option<&OwnedFd>) -> c_int {
+    fd.map_or(-1, AsRawFd::as_raw_fd)
+}
+
+impl LauncherState {
+    fn new(words: &OwnedFd) -> io::Result<LauncherState> {
+        let pids = PidWords::map(words.as_fd())?;
+        pids.leave_out_of_forks()?;
+        Ok(LauncherState {
+            agent: rustix::process::Pid::as_raw(rustix::process::getppid()),
+            pids,
+            slots: LaunchSlots::default(),
+            suid_dumpable: File::open("/proc/sys/fs/suid_dumpable").ok(),
+        })
+    }
+
+    /// Serves one request. An error: the agent is gone. All descriptors of the request are closed afterwards, so that no
+    /// later process gets them.
+    fn serve_next(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        while self.slots.are_filled()
+            && poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&CLEAR_INTERVAL)) == Ok(0)
+        {
+            self.slots.clear_free();
+        }
+        let mut bytes = [0; CreateMessage::BYTES];
+        let at = self.slots.free()?;
+        let slot = self.slots.slot(at);
+        let (received, descriptors) = receive(socket, [&mut bytes, slot.space()])?;
+        slot.set_filled(received.saturating_sub(CreateMessage::BYTES));
+        if received == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // Without a message the pipe closes, and the agent starts another launcher.
+        let message = CreateMessage::decode(&bytes[..received.min(CreateMessage::BYTES)]);
+        let Some((message, descriptors)) =
+            message.and_then(|message| Some((message, Descriptors::of(&message, descriptors)?)))
+        else {
+            return Ok(());
+        };
+        if let Err(error) = self.create(at, &message, &descriptors) {
+            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+            // An error: the agent is gone, which the next request shows.
+            let _ = rustix::io::write(&descriptors.status, &child::encode((ExecStage::Clone, errno)));
+        }
+        Ok(())
+    }
+
+    /// Creates a process from the data in a slot.
+    fn create(&mut self, at: usize, message: &CreateMessage, descriptors: &Descriptors) -> io::Result<()> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let length = usize::try_from(message.length).ok().filter(|length| *length <= MAX_IMAGE);
+        let length = length.ok_or_else(invalid)?;
+        let at = match &descriptors.file {
+            None => at,
+            Some(file) => self.slots.large(length, file)?,
+        };
+        let may_share = self.may_share_memory();
+        let slot = self.slots.slot(at);
+        if slot.filled() != length {
+            return Err(invalid());
+        }
+        let word = self.pids.word(message.word as usize).ok_or_else(invalid)?;
+        // Also makes sure that the kernel can write it.
+        word.store(0, Ordering::Release);
+        let (pid, group) = (word.as_ptr(), number(descriptors.group.as_ref()));
+        let words = |cleared: *mut c_int| CloneWords { pidfd: std::ptr::null_mut(), pid, cleared };
+        let may_share = may_share && !has_memory_limit(descriptors.group.as_ref());
+        if may_share && slot.context()?.restrictions.permit_shared_memory() {
+            fill_in(slot, self.agent, descriptors)?;
+            let flags = libc::CLONE_PARENT | libc::CLONE_VM;
+            let created = clone3::create(&slot.memory(), flags, group, &words(slot.begin_use()));
+            return created.map(drop).inspect_err(|_| slot.end_use());
+        }
+        // The copy of the process has no data of other launches.
+        let mut copy = slot.copy_for_fork()?;
+        fill_in(&mut copy, self.agent, descriptors)?;
+        clone3::create(&copy.memory(), libc::CLONE_PARENT, group, &words(std::ptr::null_mut())).map(drop)
+    }
+
+    /// Whether memory that a process of another user shares stays unreadable for that user. The kernel sets the memory to this
+    /// value when the process changes its user: with 1 that user may trace the process, with 2 its core dump has the memory.
+    fn may_share_memory(&self) -> bool {
+        let mut value = [0];
+        let read = self.suid_dumpable.as_ref().map(|file| file.read_at(&mut value, 0));
+        matches!(read, Some(Ok(1))) && value == *b"0"
+    }
+}
+
+/// Whether a control group limits memory. A process that exceeds it is killed, with all processes that share its memory.
+fn has_memory_limit(group: Option<&OwnedFd>) -> bool {
+    let Some(group) = group else { return false };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = match openat(group, c"memory.max", flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(error) => return error != Errno::NOENT,
+    };
+    let mut value = [0; 4];
+    !matches!(rustix::io::read(&file, &mut value), Ok(4) if value == *b"max\n")
+}
+
+/// Fills in what only the launcher knows.
+fn fill_in(slot: &mut LaunchSlot, agent: c_int, descriptors: &Descriptors) -> io::Result<()> {
+    slot.relocate()?;
+    let context = slot.context()?;
+    (context.streams.input, context.streams.output) =
+        (descriptors.input.as_raw_fd(), descriptors.output.as_raw_fd());
+    context.streams.code = number(descriptors.code.as_ref());
+    (context.status, context.creator.copied) = (descriptors.status.as_raw_fd(), -1);
+    (context.creator.agent, context.creator.resets_signals) = (agent, false);
+    context.restrictions.namespace = number(descriptors.namespace.as_ref());
+    Ok(())
 }

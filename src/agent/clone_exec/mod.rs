@@ -1,12 +1,13 @@
 //! Process creation: clone and execve, with a user, a session and a control group, which posix_spawn cannot set.
 //!
-//! There are two modes. A process of the agent's own user shares the agent's memory until `execve`
-//! (`CLONE_VM | CLONE_VFORK`): nothing is copied, and the calling thread sleeps until then. A process of another user is
-//! forked: that user can stop the process before `execve`, so the agent must not wait for shared memory. A small process
-//! forks it, the launcher ([`launcher`]): a fork of the agent itself would copy the page tables of all its memory. A
-//! forked process reports a failed step by a socket that closes on `execve`, and is killed after [`EXEC_TIMEOUT`].
+//! A new process shares the memory of its creator until `execve`, so nothing is copied. There are two modes. A process of the
+//! agent's own user is created by the agent (`CLONE_VM | CLONE_VFORK`), and the calling thread sleeps until `execve`. A
+//! process of another user is created by a small process, the launcher ([`launcher`]), which shares its memory (`CLONE_VM`) and does not wait:
+//! that user can stop the process before `execve`. A failed step is reported by a pipe that closes on `execve`, and the process is killed
+//! after [`EXEC_TIMEOUT`]. The user cannot read or trace the process while it shares memory: the kernel sets its memory to
+//! `fs.suid_dumpable` at the change of the user, and where that permits tracing, the launcher forks the process instead.
 //!
-//! In both modes all data is prepared before the clone, in one mapping ([`image`]). The child first closes every other
+//! In both modes all data is prepared before the clone, in one mapping ([`image`], [`slot`]). The child first closes every other
 //! descriptor, so that a stopped child holds no pipe of another launch.
 //!
 //! An agent of a thousand processes has a thousand pidfds. They have high numbers ([`held_descriptor`]): a child that shares
@@ -18,27 +19,31 @@ mod clone3;
 mod image;
 mod launcher;
 mod launcher_process;
+mod own_pid_file;
+mod pid_words;
 mod restrict;
+mod slot;
 mod stage;
+mod syscall;
 
 use std::ffi::{CString, c_int};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
+use self::clone3::CloneWords;
 use self::image::Image;
-use self::launcher::LauncherError;
+use self::launcher::{CreateRequest, LauncherError};
 pub use self::launcher_process::serve_if_launcher;
+pub use self::own_pid_file::OwnPidFile;
 pub use self::restrict::Restrictions;
 pub use self::stage::ExecStage;
 use super::process::ProcessIdentity;
 use super::reaper;
-use super::user_files::ExistingPidFile;
 use super::worker_threads;
 
 /// Maximum time between clone and `execve`.
@@ -64,6 +69,8 @@ pub struct SpawnedProcess {
     /// The start time, as in [`ProcessIdentity`]; `None`: /proc cannot be read.
     pub started: Option<u64>,
     pub fd: OwnedFd,
+    /// It was created in the control group of its request.
+    pub is_grouped: bool,
 }
 
 /// The program, environment and identity of a new process.
@@ -83,8 +90,8 @@ pub struct ExecRequest<'a> {
     pub namespace: Option<BorrowedFd<'a>>,
     /// The user is the agent's own: no other user can stop the process before `execve`.
     pub is_own: bool,
-    /// The pid file that a process of another user writes itself, with its user's rights, right before `execve`.
-    pub pid_file: Option<(CString, ExistingPidFile)>,
+    /// The pid file that the process writes itself, with its user's rights, right before `execve`.
+    pub pid_file: Option<OwnPidFile>,
 }
 
 /// The descriptors that a new process keeps.
@@ -127,16 +134,17 @@ impl VforkGuard {
 impl ExecRequest<'_> {
     /// Creates the process, and returns it after `execve`. The process is claimed, so the reaper skips it.
     pub fn spawn(&self, vfork: &VforkGuard) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
-        if !self.is_own {
-            return self.fork();
-        }
-        match self.vfork(vfork, CAN_LEAVE_TABLE.load(Ordering::Relaxed)) {
-            Err((ExecStage::Table, _)) => {
-                CAN_LEAVE_TABLE.store(false, Ordering::Relaxed);
-                self.vfork(vfork, false)
-            }
-            spawned => spawned,
-        }
+        let spawned = match self.is_own {
+            false => self.create_by_launcher(),
+            true => match self.vfork(vfork, CAN_LEAVE_TABLE.load(Ordering::Relaxed)) {
+                Err((ExecStage::Table, _)) => {
+                    CAN_LEAVE_TABLE.store(false, Ordering::Relaxed);
+                    self.vfork(vfork, false)
+                }
+                spawned => spawned,
+            },
+        };
+        spawned.map(|process| SpawnedProcess { is_grouped: self.group.is_some(), ..process })
     }
 
     /// Sleeps until the process has called `execve` or is gone.
@@ -164,48 +172,30 @@ impl ExecRequest<'_> {
         // Until the process is claimed, the reaper would take it for an orphan.
         let starting = reaper::StartingProcess::begin();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let pid = clone3::create(image, flags, pidfd, group, starting.pid_at())?;
+        let words = CloneWords { pidfd, pid: starting.pid_at(), cleared: std::ptr::null_mut() };
+        let pid = clone3::create(&image.memory(), flags, group, &words)?;
         worker_threads::keep_this_thread();
         // SAFETY: the kernel wrote this descriptor, and no other code owns it.
         Ok(SpawnedProcess::claim(pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
     }
 
     /// Waits until the process has called `execve` or failed, at most [`EXEC_TIMEOUT`].
-    fn fork(&self) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
+    fn create_by_launcher(&self) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let clone_failed = |error| (ExecStage::Clone, error);
-        let image = Image::shared(self).map_err(clone_failed)?;
-        let (made, report) = match self.fork_by_launcher(&image) {
-            // The launcher was killed. The process of the first attempt has no permission to run and ends.
-            Err(LauncherError::Lost(_)) => self.fork_by_launcher(&image),
-            made => made,
-        }
-        .map_err(|error| clone_failed(io::Error::other(error)))?;
-        // An error: the process is gone, which the report shows too.
-        let _ = (&report).write(&[child::PERMISSION]);
-        let failed = match wait_for_report(&report) {
-            Ok(None) => return Ok(made),
-            Ok(Some(failed)) => failed,
-            Err(error) => {
-                let _ = pidfd_send_signal(&made.fd, Signal::KILL);
-                (ExecStage::TimedOut, error)
-            }
-        };
-        reap_failed(made.pid, &made.fd);
-        Err(failed)
-    }
-
-    /// A claimed process that waits for the permission to run, and the socket on which it reports. Without the permission,
-    /// as after a kill of the agent, the process ends.
-    fn fork_by_launcher(&self, image: &Image) -> Result<(SpawnedProcess, UnixStream), LauncherError> {
-        let (report, status) = UnixStream::pair().map_err(LauncherError::Request)?;
-        let made = launcher::fork(&launcher::ForkRequest {
-            image,
+        let image = Image::data(self).map_err(clone_failed)?;
+        let request = CreateRequest {
+            image: &image,
             streams: self.streams,
-            status: status.as_fd(),
             group: self.group,
             namespace: self.namespace,
-        })?;
-        Ok((made, report))
+        };
+        let created = match launcher::create(&request) {
+            // The launcher was killed before it created the process.
+            Err(LauncherError::Lost(_)) => launcher::create(&request),
+            created => created,
+        };
+        let failed = |(stage, error)| (stage, io::Error::from_raw_os_error(error));
+        created.map_err(|error| clone_failed(io::Error::other(error)))?.map_err(failed)
     }
 }
 
@@ -217,7 +207,7 @@ impl SpawnedProcess {
         if let Some(started) = started {
             reaper::claim(pid, started);
         }
-        SpawnedProcess { pid, started, fd }
+        SpawnedProcess { pid, started, fd, is_grouped: false }
     }
 }
 
@@ -234,33 +224,10 @@ pub fn reap_failed(pid: u32, fd: &OwnedFd) {
     }
 }
 
-/// The failed step of a forked process; `None`: it called `execve` or was killed. An error: neither happened within
-/// [`EXEC_TIMEOUT`].
-fn wait_for_report(report: &UnixStream) -> io::Result<Option<(ExecStage, io::Error)>> {
-    let until = Instant::now() + EXEC_TIMEOUT;
-    let mut bytes = [0u8; 8];
-    let length = loop {
-        // Zero would mean no timeout.
-        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        report.set_read_timeout(Some(left))?;
-        match (&mut &*report).read(&mut bytes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The process was killed before it read the permission.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break 0,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            read => break read?,
-        }
-    };
-    let [stage, errno @ ..] = &bytes[..length] else { return Ok(None) };
-    let errno = errno.try_into().map(c_int::from_ne_bytes).unwrap_or(libc::EIO);
-    Ok(Some((ExecStage::of_code(*stage), io::Error::from_raw_os_error(errno))))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn both_modes_reach_execve() {
@@ -278,18 +245,20 @@ mod tests {
             is_own: true,
             pid_file: None,
         };
-        type Mode = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
+        type Mode = fn(&Image, c_int, &CloneWords) -> io::Result<u32>;
         let modes: [Mode; 2] = [
-            |image, flags, fd| clone3::clone(image, flags, fd, -1, std::ptr::null_mut()),
-            clone3::clone_without_clone3,
+            |image, flags, words| clone3::clone(&image.memory(), flags, -1, words),
+            |image, flags, words| clone3::clone_without_clone3(&image.memory(), flags, words),
         ];
         let shared = libc::CLONE_VM | libc::CLONE_VFORK;
         let sharings = [shared, shared | libc::CLONE_FILES, 0];
         for (mode, sharing) in modes.into_iter().flat_map(|mode| sharings.map(|sharing| (mode, sharing))) {
             let shares_table = sharing & libc::CLONE_FILES != 0;
             let (image, mut fd) = (Image::private(&request, shares_table).expect("memory"), -1);
-            mode(&image, sharing, &mut fd).expect("a process");
-            assert_eq!(image.failed(), None);
+            let pid_word = AtomicI32::new(0);
+            let words = CloneWords { pidfd: &mut fd, pid: pid_word.as_ptr(), cleared: std::ptr::null_mut() };
+            let pid = mode(&image, sharing, &words).expect("a process");
+            assert_eq!((image.failed(), pid_word.load(Ordering::Relaxed)), (None, pid.cast_signed()));
             // SAFETY: the kernel wrote this descriptor, and no other code owns it.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             let status =

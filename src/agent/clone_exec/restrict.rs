@@ -7,6 +7,8 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 
 use super::ExecStage;
+use super::child::FailedStep;
+use super::syscall::call;
 use crate::agent::launch_mark::{self, LaunchMark};
 
 /// Restrictions of a new process. The default restricts nothing.
@@ -66,38 +68,43 @@ impl Restrictions {
         self.namespace >= 0 || self.limits.iter().any(Option::is_some) || self.umask != DEFAULT_UMASK
     }
 
+    /// Whether a process with these restrictions can share the launcher's memory. The kernel sets the out-of-memory score of all
+    /// processes with the same memory.
+    pub fn permit_shared_memory(&self) -> bool {
+        self.oom_score_adj.is_none()
+    }
+
     /// Applies the restrictions that need the agent's rights: before the change of the user.
     ///
     /// SAFETY: may only be called by a new process before `execve`, with its own descriptor table.
-    pub unsafe fn apply_as_agent(&self) -> Result<(), ExecStage> {
+    pub unsafe fn apply_as_agent(&self) -> Result<(), FailedStep> {
         // SAFETY: system calls on this process alone, with local buffers.
         unsafe {
             // Opens a file of /proc: before the mount namespace is entered, and before a limit of descriptors.
             if let Some(score) = self.oom_score_adj {
-                write_oom_score_adj(score)?;
+                write_oom_score_adj(score).map_err(at(ExecStage::OomScoreAdj))?;
             }
-            if self.namespace >= 0 {
-                let entered = libc::syscall(libc::SYS_setns, self.namespace, libc::CLONE_NEWNS);
-                done(entered as c_int, ExecStage::MountNamespace)?;
+            if let Ok(namespace) = usize::try_from(self.namespace) {
+                let entered = call(libc::SYS_setns, [namespace, libc::CLONE_NEWNS as usize]);
+                entered.map_err(at(ExecStage::MountNamespace))?;
             }
             for (resource, limit) in self.limits.iter().enumerate() {
                 let Some((soft, hard)) = *limit else { continue };
                 let limit = [soft, hard];
-                let none = std::ptr::null_mut::<u64>();
-                let set = libc::syscall(libc::SYS_prlimit64, 0, resource, limit.as_ptr(), none);
-                done(set as c_int, ExecStage::Ulimit(resource as u8))?;
+                let set = call(libc::SYS_prlimit64, [0, resource, limit.as_ptr() as usize, 0]);
+                set.map_err(at(ExecStage::Ulimit(resource as u8)))?;
             }
             if let Some(mark) = self.mark {
                 // Without the right to set it, the launch has no mark: nothing depends on it but the end of its tree.
-                let (limit, none) = ([mark.limit(); 2], std::ptr::null_mut::<u64>());
-                libc::syscall(libc::SYS_prlimit64, 0, launch_mark::RESOURCE, limit.as_ptr(), none);
+                let limit = [mark.limit(); 2];
+                let _ = call(libc::SYS_prlimit64, [0, launch_mark::RESOURCE, limit.as_ptr() as usize, 0]);
             }
             if let Some(nice) = self.nice {
-                let set = libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, nice);
-                done(set as c_int, ExecStage::Nice)?;
+                let set = call(libc::SYS_setpriority, [libc::PRIO_PROCESS as usize, 0, nice as usize]);
+                set.map_err(at(ExecStage::Nice))?;
             }
             if let Some(bounding) = self.bounding {
-                drop_capabilities(bounding)?;
+                drop_capabilities(bounding).map_err(at(ExecStage::Capabilities))?;
             }
         }
         Ok(())
@@ -106,39 +113,43 @@ impl Restrictions {
     /// Applies the rest: after the change of the user.
     ///
     /// SAFETY: as above.
-    pub unsafe fn apply_as_user(&self) -> Result<(), ExecStage> {
+    pub unsafe fn apply_as_user(&self) -> Result<(), FailedStep> {
         // SAFETY: system calls on this process alone.
         unsafe {
-            libc::umask(self.umask);
+            let _ = call(libc::SYS_umask, [self.umask as usize]);
             if self.no_new_privs {
-                let set = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-                done(set, ExecStage::NoNewPrivs)?;
+                prctl([libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0]).map_err(at(ExecStage::NoNewPrivs))?;
             }
         }
         Ok(())
     }
 }
 
-fn done(result: c_int, stage: ExecStage) -> Result<(), ExecStage> {
-    if result < 0 { Err(stage) } else { Ok(()) }
+fn at(stage: ExecStage) -> impl Fn(c_int) -> FailedStep {
+    move |error| (stage, error)
+}
+
+/// SAFETY: as for [`call`].
+unsafe fn prctl(args: [usize; 5]) -> Result<usize, c_int> {
+    // SAFETY: as promised by the caller.
+    unsafe { call(libc::SYS_prctl, args) }
 }
 
 /// Drops the capabilities outside the mask from the bounding set and from the inheritable set.
 ///
 /// SAFETY: as for `apply_as_agent`.
-unsafe fn drop_capabilities(bounding: u64) -> Result<(), ExecStage> {
+unsafe fn drop_capabilities(bounding: u64) -> Result<(), c_int> {
     // SAFETY: system calls on this process alone.
     unsafe {
         for capability in 0..=MAX_CAPABILITY {
-            // Negative above the last capability of this kernel.
-            let is_present = libc::prctl(libc::PR_CAPBSET_READ, capability, 0, 0, 0) > 0;
-            if is_present && bounding & 1 << capability == 0 {
-                let dropped = libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
-                done(dropped, ExecStage::Capabilities)?;
+            // An error above the last capability of this kernel.
+            let read = prctl([libc::PR_CAPBSET_READ as usize, capability as usize, 0, 0, 0]);
+            if read.is_ok_and(|is_present| is_present > 0) && bounding & 1 << capability == 0 {
+                prctl([libc::PR_CAPBSET_DROP as usize, capability as usize, 0, 0, 0])?;
             }
         }
         // Fails on kernels without ambient capabilities, where none can be set.
-        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+        let _ = prctl([libc::PR_CAP_AMBIENT as usize, libc::PR_CAP_AMBIENT_CLEAR_ALL as usize, 0, 0, 0]);
     }
     clear_inheritable()
 }
@@ -159,38 +170,33 @@ struct CapabilityData {
 }
 
 /// An inheritable capability survives `execve` although the bounding set excludes it.
-fn clear_inheritable() -> Result<(), ExecStage> {
+fn clear_inheritable() -> Result<(), c_int> {
     const VERSION_3: u32 = 0x2008_0522;
     let mut header = CapabilityHeader { version: VERSION_3, pid: 0 };
     let mut data = [CapabilityData::default(); 2];
     // SAFETY: the buffers are local variables of the size that version 3 has.
     unsafe {
-        let read = libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr());
-        done(read as c_int, ExecStage::Capabilities)?;
+        call(libc::SYS_capget, [&raw mut header as usize, data.as_mut_ptr() as usize])?;
         if data.iter().all(|part| part.inheritable == 0) {
             return Ok(());
         }
         data.iter_mut().for_each(|part| part.inheritable = 0);
-        let written = libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr());
-        done(written as c_int, ExecStage::Capabilities)
+        call(libc::SYS_capset, [&raw mut header as usize, data.as_ptr() as usize]).map(drop)
     }
 }
 
 /// SAFETY: as for `apply_as_agent`.
-unsafe fn write_oom_score_adj(score: i32) -> Result<(), ExecStage> {
+unsafe fn write_oom_score_adj(score: i32) -> Result<(), c_int> {
     let mut text = [0u8; 8];
     let length = write_decimal(score, &mut text);
+    let (here, path) = (libc::AT_FDCWD as usize, c"/proc/self/oom_score_adj".as_ptr() as usize);
+    let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
     // SAFETY: system calls on this process alone, with local buffers.
     unsafe {
-        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
-        let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), flags);
-        done(file, ExecStage::OomScoreAdj)?;
-        let written = libc::write(file, text.as_ptr().cast(), length);
-        // The error number is that of the write.
-        let error = *libc::__errno_location();
-        libc::close(file);
-        *libc::__errno_location() = error;
-        done(written as c_int, ExecStage::OomScoreAdj)
+        let file = call(libc::SYS_openat, [here, path, flags, 0])?;
+        let written = call(libc::SYS_write, [file, text.as_ptr() as usize, length]);
+        let _ = call(libc::SYS_close, [file]);
+        written.map(drop)
     }
 }
 

@@ -25,7 +25,7 @@ pub enum ExecStage {
 }
 
 impl ExecStage {
-    const REPORTED: [ExecStage; 12] = [
+    const REPORTED: [ExecStage; 13] = [
         ExecStage::Session,
         ExecStage::Descriptors,
         ExecStage::Folder,
@@ -38,11 +38,12 @@ impl ExecStage {
         ExecStage::Capabilities,
         ExecStage::NoNewPrivs,
         ExecStage::PidFile,
+        ExecStage::Clone,
     ];
     /// Codes of the limits begin here, one per resource.
     const ULIMITS_FROM: u8 = 64;
 
-    /// The byte by which a forked process reports the stage.
+    /// The byte by which a process of the launcher reports the stage.
     pub(super) fn code(self) -> u8 {
         match self {
             ExecStage::Ulimit(resource) => ExecStage::ULIMITS_FROM + resource,

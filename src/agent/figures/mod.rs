@@ -1,20 +1,23 @@
 //! Figures of running instances: cpu, memory, descriptors and threads of each process tree.
 //!
 //! One task samples all instances: each once per interval, spread over it. An instance task registers its tree in a
-//! [`FigureSlot`]; sampling needs nothing from the task. Samples stay in memory: the newest is sent to the gateway with the
-//! next batch if it differs noticeably, the last hour is in a ring ([`ring`]) for queries. The first sample of a process
-//! brings the next batch forward. A figure alone changes no state and causes no report.
+//! [`FigureSlot`]; sampling needs nothing from the task. The newest sample is sent to the gateway with the next batch if it
+//! differs noticeably, the last hour is in a ring ([`ring`]) for queries and in a file ([`file`]) for the next agent. The first
+//! sample of a process brings the next batch forward. A figure alone changes no state and causes no report.
 
+pub mod file;
 pub mod ring;
 pub mod timer;
 pub mod tree_usage;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use self::file::FigureFile;
 use self::ring::FigureRing;
 use self::timer::FiguresTimer;
 use self::tree_usage::{HostProcesses, MeasuredTree, TreeUsage};
@@ -36,18 +39,31 @@ const MIN_PER_PASS: usize = 20;
 /// The instances of an agent.
 #[derive(Default)]
 pub struct FigureTable {
-    slots: Mutex<Vec<Weak<FigureSlot>>>,
+    slots: Mutex<FigureSlots>,
     /// Locked by the pass that samples them.
-    pass: Mutex<()>,
+    file: Mutex<FigureFile>,
     /// Processes have a first sample that no update had.
     has_first_samples: AtomicBool,
     first_sampled: Notify,
+}
+
+#[derive(Default)]
+struct FigureSlots {
+    /// The slots with their ids.
+    all: Vec<(u32, Weak<FigureSlot>)>,
+    last_id: u32,
+    /// Ids of slots that are gone, which the file does not know yet.
+    gone: Vec<u32>,
 }
 
 /// The figures of one instance.
 pub struct FigureSlot(Mutex<SlotState>);
 
 struct SlotState {
+    /// Number of the slot in the file.
+    id: u32,
+    /// The last file that has the name of the slot.
+    named_in: u32,
     key: InstanceKey,
     tree: Option<MeasuredTree>,
     due: Instant,
@@ -73,7 +89,9 @@ impl FigureSlot {
     /// Replaces the tree; `None`: the instance does not run. The ring stays.
     pub fn set(&self, key: &InstanceKey, tree: Option<MeasuredTree>) {
         let mut state = locked(&self.0);
-        state.key = key.clone();
+        if state.key != *key {
+            (state.key, state.named_in) = (key.clone(), 0);
+        }
         (state.tree, state.last, state.now) = (tree, None, None);
         state.due = Instant::now() + FIRST_SAMPLE;
     }
@@ -88,26 +106,25 @@ impl FigureSlot {
         Some(figures(&tree, &usage, last, Instant::now()))
     }
 
-    /// Takes a sample. True: the first one of this process.
-    fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) -> bool {
+    /// Takes a sample. `None`: there is none. True: the first one of this process.
+    fn sample(&self, now: Instant, interval: Duration, table: Option<&HostProcesses>) -> Option<bool> {
         let tree = {
             let mut state = locked(&self.0);
             state.due = now + interval;
             state.tree.clone()
         };
         // Unlocked: the task of the instance must not wait for the measurement.
-        let Some((tree, usage)) = tree.and_then(|tree| tree.usage(table).map(|usage| (tree, usage))) else {
-            return false;
-        };
+        let tree = tree?;
+        let usage = tree.usage(table)?;
         let mut state = locked(&self.0);
         if state.tree.as_ref() != Some(&tree) {
-            return false;
+            return None;
         }
         let is_first = state.now.is_none();
         let sampled = figures(&tree, &usage, state.last, now);
         (state.last, state.now) = (Some((now, usage.cpu_ticks)), Some(sampled));
         state.ring.add(clock::now().0, sampled);
-        is_first
+        Some(is_first)
     }
 
     /// The row for the gateway. `all`: also if it has these figures.
@@ -158,9 +175,19 @@ fn figures(
 }
 
 impl FigureTable {
+    /// Writes samples to a file of this folder. The first pass reads those of an earlier agent back.
+    pub fn keep_in(&self, folder: &Path) {
+        *locked(&self.file) = FigureFile::in_folder(folder);
+    }
+
     /// Adds the slot of an instance. It is removed when the instance drops it.
     pub fn add(&self, key: &InstanceKey) -> Arc<FigureSlot> {
+        let mut slots = locked(&self.slots);
+        slots.last_id = slots.last_id.wrapping_add(1);
+        let id = slots.last_id;
         let slot = Arc::new(FigureSlot(Mutex::new(SlotState {
+            id,
+            named_in: 0,
             key: key.clone(),
             tree: None,
             due: Instant::now(),
@@ -169,14 +196,25 @@ impl FigureTable {
             sent: None,
             ring: FigureRing::default(),
         })));
-        locked(&self.slots).push(Arc::downgrade(&slot));
+        slots.all.push((id, Arc::downgrade(&slot)));
         slot
     }
 
     fn slots(&self) -> Vec<Arc<FigureSlot>> {
-        let mut slots = locked(&self.slots);
-        slots.retain(|slot| slot.strong_count() > 0);
-        slots.iter().filter_map(Weak::upgrade).collect()
+        let FigureSlots { all, gone, .. } = &mut *locked(&self.slots);
+        all.retain(|(id, slot)| {
+            let is_alive = slot.strong_count() > 0;
+            if !is_alive {
+                gone.push(*id);
+            }
+            is_alive
+        });
+        all.iter().filter_map(|(_, slot)| slot.upgrade()).collect()
+    }
+
+    /// Ids of the slots that are gone since the last call.
+    fn take_gone(&self) -> Vec<u32> {
+        std::mem::take(&mut locked(&self.slots).gone)
     }
 
     /// The figures for the gateway: all, or those that changed since the last call.
@@ -206,8 +244,9 @@ impl FigureTable {
     /// Samples the slots that are due: a bounded number with control groups, and all others at once, since they share a
     /// table of all processes. Nothing, if another pass is sampling.
     fn pass(&self, now: Instant, interval: Duration) {
-        let Ok(_pass) = self.pass.try_lock() else { return };
+        let Ok(mut file) = self.file.try_lock() else { return };
         let slots = self.slots();
+        file.restore(&slots);
         let is_due = |state: &SlotState| state.tree.is_some() && state.due <= now;
         let (mut grouped, mut others) = (Vec::new(), Vec::new());
         let mut is_table_due = false;
@@ -227,18 +266,23 @@ impl FigureTable {
         if grouped.len() > most {
             grouped.sort_by_key(|(due, _)| *due);
         }
-        let mut first = 0;
-        for (_, slot) in grouped.iter().take(most) {
-            first += usize::from(slot.sample(now, interval, None));
+        let mut sampled: Vec<&Arc<FigureSlot>> =
+            grouped.into_iter().take(most).map(|(_, slot)| slot).collect();
+        let table = is_table_due.then(HostProcesses::read);
+        if table.is_some() {
+            sampled.extend(others);
         }
-        if is_table_due {
-            let table = HostProcesses::read();
-            first += others.iter().filter(|slot| slot.sample(now, interval, Some(&table))).count();
-        }
-        if first > 0 {
+        let mut has_first = false;
+        sampled.retain(|slot| {
+            let sample = slot.sample(now, interval, table.as_ref());
+            has_first |= sample == Some(true);
+            sample.is_some()
+        });
+        if has_first {
             self.has_first_samples.store(true, Ordering::Release);
             self.first_sampled.notify_waiters();
         }
+        file.append(&sampled, &self.take_gone(), &slots);
     }
 
     /// Waits until processes have a first sample that no update had. Cancelling loses nothing.

@@ -19,6 +19,19 @@ struct PackedPoint {
     after_secs: u16,
 }
 
+impl PackedPoint {
+    /// The number of processes is not kept.
+    fn figures(self) -> TreeFigures {
+        TreeFigures {
+            cpu_milli: u32::from(self.cpu) * 10,
+            mem_kb: self.mem_kb.into(),
+            fds: self.fds.into(),
+            threads: self.threads.into(),
+            processes: 0,
+        }
+    }
+}
+
 /// The last samples of one instance.
 #[derive(Debug, Default)]
 pub struct FigureRing {
@@ -31,10 +44,15 @@ impl FigureRing {
     /// Adds a sample, and drops the oldest one above [`MAX_POINTS`].
     pub fn add(&mut self, at: i64, figures: TreeFigures) {
         let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
-        let after = at.saturating_sub(self.newest).max(0) / 1000;
+        // Whole seconds since the previous point, not since its sample: errors do not add up.
+        let mut after = at.saturating_sub(self.newest).max(0).saturating_add(500) / 1000;
         // A longer gap than this one is not shown: the points before it are older than an hour.
         if after >= i64::from(u16::MAX) {
             self.points.clear();
+        }
+        // Rounding alone does not look like a clock that was set back.
+        if self.points.is_empty() || at.saturating_add(1000) < self.newest {
+            (after, self.newest) = (0, at);
         }
         while self.points.len() >= MAX_POINTS {
             self.points.pop_front();
@@ -46,26 +64,24 @@ impl FigureRing {
             threads: small(figures.threads),
             after_secs: u16::try_from(after).unwrap_or(0),
         });
-        self.newest = at;
+        self.newest = self.newest.saturating_add(after.saturating_mul(1000));
     }
 
-    /// The samples, oldest first. The number of processes is not kept.
+    /// The samples, oldest first.
     pub fn points(&self) -> Vec<FigurePoint> {
         let mut at = self.newest;
         let mut points = Vec::with_capacity(self.points.len());
         for packed in self.points.iter().rev() {
-            let figures = TreeFigures {
-                cpu_milli: u32::from(packed.cpu) * 10,
-                mem_kb: packed.mem_kb.into(),
-                fds: packed.fds.into(),
-                threads: packed.threads.into(),
-                processes: 0,
-            };
-            points.push(FigurePoint(at, figures));
-            at -= i64::from(packed.after_secs) * 1000;
+            points.push(FigurePoint(at, packed.figures()));
+            at = at.saturating_sub(i64::from(packed.after_secs) * 1000);
         }
         points.reverse();
         points
+    }
+
+    /// The newest sample.
+    pub fn newest(&self) -> Option<FigurePoint> {
+        Some(FigurePoint(self.newest, self.points.back()?.figures()))
     }
 }
 
@@ -98,5 +114,15 @@ mod tests {
         assert_eq!((last.0, last.1.cpu_milli, last.1.fds), (199 * 60_000, 655_350, 65_535));
         ring.add(400 * 86_400_000, figures(1));
         assert_eq!(ring.points().len(), 1, "older than an hour");
+        // Samples between two seconds: the time of a point never moves, and stays close to its sample.
+        let mut ring = FigureRing::default();
+        let mut before: Vec<FigurePoint> = Vec::new();
+        for nth in 0..50 {
+            let at = 5_000_123 + nth * 1_040;
+            ring.add(at, figures(1));
+            let points = ring.points();
+            assert!(points.starts_with(&before) && (points.last().expect("a point").0 - at).abs() <= 500);
+            before = points;
+        }
     }
 }

@@ -82,6 +82,7 @@ impl InstanceTask {
             log: None,
             traces: LaunchTraces::default(),
             adopted: None,
+            hook_due: false,
         });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         self.state.message.clear();

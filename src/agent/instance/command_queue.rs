@@ -10,15 +10,25 @@ use tokio::sync::Notify;
 use super::InstanceCommand;
 
 struct CommandQueue {
-    state: Mutex<QueueState>,
+    content: Mutex<QueueContent>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct QueueState {
+struct QueueContent {
     commands: VecDeque<InstanceCommand>,
+    state: QueueState,
+}
+
+/// Whether the task of a queue runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueState {
+    #[default]
+    Open,
     /// One of the two ends is gone.
-    is_closed: bool,
+    Ended,
+    /// The task has ended, and the store has the state of its instance.
+    EndedWithState,
 }
 
 /// The end that the supervisor holds. The task ends when it is dropped.
@@ -29,59 +39,83 @@ pub struct CommandReceiver(Arc<CommandQueue>);
 
 /// Creates the queue of an instance task.
 pub fn command_queue() -> (CommandSender, CommandReceiver) {
-    let queue = Arc::new(CommandQueue { state: Mutex::default(), changed: Notify::new() });
+    let queue = Arc::new(CommandQueue { content: Mutex::default(), changed: Notify::new() });
     (CommandSender(Arc::clone(&queue)), CommandReceiver(queue))
 }
 
 impl CommandQueue {
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn content(&self) -> MutexGuard<'_, QueueContent> {
+        self.content.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl CommandSender {
-    /// Sends a command. A task that has ended ignores it.
-    pub fn send(&self, command: InstanceCommand) {
-        let mut state = self.0.state();
-        if !state.is_closed {
-            state.commands.push_back(command);
-            drop(state);
-            self.0.changed.notify_one();
+    /// Sends a command, or returns it if the task has ended.
+    pub fn send(&self, command: InstanceCommand) -> Result<(), InstanceCommand> {
+        let mut content = self.0.content();
+        if content.state != QueueState::Open {
+            return Err(command);
         }
+        content.commands.push_back(command);
+        drop(content);
+        self.0.changed.notify_one();
+        Ok(())
+    }
+
+    pub fn state(&self) -> QueueState {
+        self.0.content().state
     }
 }
 
 impl Drop for CommandSender {
     fn drop(&mut self) {
-        self.0.state().is_closed = true;
+        self.0.content().end(QueueState::Ended);
         self.0.changed.notify_one();
+    }
+}
+
+impl QueueContent {
+    fn end(&mut self, state: QueueState) {
+        if self.state == QueueState::Open {
+            self.state = state;
+        }
     }
 }
 
 impl Drop for CommandReceiver {
     fn drop(&mut self) {
         let commands = {
-            let mut state = self.0.state();
-            state.is_closed = true;
-            std::mem::take(&mut state.commands)
+            let mut content = self.0.content();
+            content.end(QueueState::Ended);
+            std::mem::take(&mut content.commands)
         };
         drop(commands);
     }
 }
 
 impl CommandReceiver {
+    /// Ends the queue, unless it has a command. The task ends then, and no command is lost.
+    pub fn end_if_empty(&mut self, state: QueueState) -> bool {
+        let mut content = self.0.content();
+        let is_empty = content.commands.is_empty();
+        if is_empty {
+            content.end(state);
+        }
+        is_empty
+    }
+
     /// The next command; `None`: the sender is gone, and no command is left. A call that is cancelled loses no command.
     pub async fn recv(&mut self) -> Option<InstanceCommand> {
         loop {
             {
-                let mut state = self.0.state();
-                if let Some(command) = state.commands.pop_front() {
-                    if state.commands.is_empty() {
-                        state.commands = VecDeque::new();
+                let mut content = self.0.content();
+                if let Some(command) = content.commands.pop_front() {
+                    if content.commands.is_empty() {
+                        content.commands = VecDeque::new();
                     }
                     return Some(command);
                 }
-                if state.is_closed {
+                if content.state != QueueState::Open {
                     return None;
                 }
             }
@@ -100,7 +134,7 @@ mod tests {
         let (send, mut receive) = command_queue();
         let sender = tokio::spawn(async move {
             for nth in 0..100u64 {
-                send.send(InstanceCommand::SetSpec(Box::new((None, nth))));
+                assert!(send.send(InstanceCommand::SetSpec(Box::new((None, nth)))).is_ok());
                 tokio::task::yield_now().await;
             }
         });
@@ -118,7 +152,18 @@ mod tests {
         sender.await.expect("it sends");
         let (send, receive) = command_queue();
         drop(receive);
-        send.send(InstanceCommand::Wake);
-        assert!(send.0.state().commands.is_empty(), "a task that ended keeps no command");
+        assert!(send.send(InstanceCommand::Wake).is_err(), "a task that ended takes no command");
+    }
+
+    #[tokio::test]
+    async fn a_queue_ends_only_without_a_command() {
+        let (send, mut receive) = command_queue();
+        assert!(send.send(InstanceCommand::Wake).is_ok());
+        assert!(!receive.end_if_empty(QueueState::Ended));
+        assert!(matches!(receive.recv().await, Some(InstanceCommand::Wake)));
+        assert!(receive.end_if_empty(QueueState::EndedWithState));
+        assert!(matches!(send.send(InstanceCommand::Report), Err(InstanceCommand::Report)));
+        drop(receive);
+        assert_eq!(send.state(), QueueState::EndedWithState);
     }
 }

@@ -29,6 +29,13 @@ pub enum AfterKill {
     OutcomeUnknown,
 }
 
+/// The time limit of a command, and what follows a kill of its recording shell.
+#[derive(Clone, Copy)]
+pub struct CommandForm {
+    pub time: Duration,
+    pub after_kill: AfterKill,
+}
+
 impl InstanceTask {
     /// Writes the pending operation to the store before its first command runs.
     pub(super) async fn write_pending(&mut self) -> Result<(), OpReply> {
@@ -52,6 +59,20 @@ impl InstanceTask {
         record: Option<String>,
         launch: CommandLaunch<'_>,
     ) -> Result<CommandExit, AgentError> {
+        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+        let form = CommandForm { time, after_kill: AfterKill::OutcomeUnknown };
+        self.command_in(spec, command, record, launch, form).await
+    }
+
+    /// The same with another time limit.
+    pub(super) async fn command_in(
+        &mut self,
+        spec: &Arc<Spec>,
+        command: &str,
+        record: Option<String>,
+        launch: CommandLaunch<'_>,
+        form: CommandForm,
+    ) -> Result<CommandExit, AgentError> {
         // The spec of the running process passed the policy at its launch. Any other spec is checked here.
         if self.state.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
             self.shared.check_policy(&self.key, spec).await?;
@@ -70,14 +91,13 @@ impl InstanceTask {
         let main = self.state.run.as_ref();
         let main = main.map(|run| MainProcess { identity: &run.identity, live: &run.live.spec });
         let sandbox = LaunchSandbox::of_command(spec, &rights, main).await.map_err(LaunchError::from)?;
-        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+        let CommandForm { time, after_kill } = form;
         let folder = Path::new(&spec.identity.setup_path);
         let shared = Arc::clone(&self.shared);
         let _permit = shared.commands.acquire(rights.account().uid()).await;
         let program = SpecCommand { command, folder, rights: &rights, env, time, sandbox };
         match record {
             Some(record) => {
-                let after_kill = AfterKill::OutcomeUnknown;
                 self.run_recorded(&record, program, group, after_kill).await.map(|(ended, _)| ended)
             }
             None => Ok(run(program, None, group).await.map(|(ended, _)| ended)?),

@@ -70,6 +70,12 @@ impl InstanceTask {
             self.state.completed = None;
         }
         self.state.given = given;
+        // The gateway sends the spec with the operation and with the registration: one of two equal specs is kept.
+        if let (Some(given), Some(run)) = (&mut self.state.given, &self.state.run)
+            && *given == run.live
+        {
+            given.clone_from(&run.live);
+        }
     }
 }
 

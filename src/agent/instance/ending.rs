@@ -25,19 +25,34 @@ use crate::failpoint;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Effect, Monitor, Spec, StartMode, difference, signal_number};
 
+/// How an operation stops a process.
+struct StopForm<'a> {
+    command: Option<&'a str>,
+    /// Without a command.
+    signal: Signal,
+    /// `before_stop` runs first.
+    has_hook: bool,
+}
+
 /// Default wait for a stop, in seconds.
 const STOP_SECS: u32 = 10;
 
 impl InstanceTask {
     pub(super) async fn stop(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
         let owned = self.spec_for_stop(owned);
-        let signal = stop_signal(&owned.spec);
-        self.stop_by_operation(&owned, owned.spec.control.stop_cmd.as_deref(), signal, op_id).await
+        let how = StopForm {
+            command: owned.spec.control.stop_cmd.as_deref(),
+            signal: stop_signal(&owned.spec),
+            has_hook: true,
+        };
+        self.stop_by_operation(&owned, how, op_id).await
     }
 
     pub(super) async fn kill(&mut self, owned: &OwnedSpec, op_id: &str) -> OpReply {
         let owned = self.spec_for_stop(owned);
-        self.stop_by_operation(&owned, owned.spec.control.kill_cmd.as_deref(), Signal::KILL, op_id).await
+        let command = owned.spec.control.kill_cmd.as_deref();
+        self.stop_by_operation(&owned, StopForm { command, signal: Signal::KILL, has_hook: false }, op_id)
+            .await
     }
 
     /// The spec whose commands stop the process: while a restart is pending, the one of the program that runs.
@@ -56,13 +71,7 @@ impl InstanceTask {
     }
 
     /// Stops the process and its supervision. Supervision is restored if the stop fails.
-    async fn stop_by_operation(
-        &mut self,
-        owned: &OwnedSpec,
-        command: Option<&str>,
-        signal: Signal,
-        op_id: &str,
-    ) -> OpReply {
+    async fn stop_by_operation(&mut self, owned: &OwnedSpec, how: StopForm<'_>, op_id: &str) -> OpReply {
         if self.ended_by(Some(op_id)) {
             return stopped(&self.finish_interrupted_stop(op_id).await);
         }
@@ -82,7 +91,12 @@ impl InstanceTask {
         let pending = self.pending();
         let _ = self.write_with(None, pending).await;
         failpoint::point("unguarded");
-        let reply = self.stop_process(owned, command, signal, Ok(op_id)).await;
+        let StopForm { command, signal, has_hook } = how;
+        let ready = if has_hook { self.run_before_stop(&owned.spec, op_id).await } else { Ok(()) };
+        let reply = match ready {
+            Ok(()) => self.stop_process(owned, command, signal, Ok(op_id)).await,
+            Err(reply) => reply,
+        };
         if reply.0 != RowCode::DONE && self.is_running() {
             self.state.hosted = hosted;
         }
@@ -169,8 +183,11 @@ impl InstanceTask {
 
     /// Completes a stop whose process ended while no agent ran: waits for its command, and ends the rest of the tree.
     pub(super) async fn finish_interrupted_stop(&mut self, op_id: &str) -> KilledProcesses {
-        let Some(run) = &self.state.run else { return KilledProcesses::default() };
-        let secs = run.live.spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
+        let Some(spec) = self.state.run.as_ref().map(|run| Arc::clone(&run.live.spec)) else {
+            return KilledProcesses::default();
+        };
+        self.finish_interrupted_hook(&spec, op_id).await;
+        let secs = spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
         if let Some(shell) = self.shared.exits.shell(&command_id(op_id, "stop"))
             && timeout(Duration::from_secs(secs.into()), shell.wait_exit()).await.is_err()
         {
@@ -293,7 +310,10 @@ impl InstanceTask {
     /// Removes the pid file of an ended foreground process, if the file still names that process.
     pub(super) async fn remove_old_pid_file(&mut self) {
         let Some((spec, pid)) = self.pid_file.old.take() else { return };
-        if let Ok(rights) = self.shared.rights_of(&spec) {
+        self.shared.logs.files().remove_pid(&self.key, &spec, pid);
+        if let Ok(rights) = self.shared.rights_of(&spec)
+            && !spec.identity.pid_path.is_empty()
+        {
             rights.remove_pid_file(&spec.identity.pid_path, pid).await;
         }
     }

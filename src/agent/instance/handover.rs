@@ -127,6 +127,11 @@ impl InstanceTask {
         if let Err(reply) = self.write_pending().await {
             return reply;
         }
+        let live = self.state.run.as_ref().map_or_else(|| owned.clone(), |run| run.live.clone());
+        if let Err(reply) = self.run_before_stop(&live.spec, op_id.unwrap_or_default()).await {
+            self.state.ending = None;
+            return reply;
+        }
         let context = self.command_context(&owned.spec);
         let record = op_id.map(|op_id| command_id(op_id, "restart"));
         let reply = self.replace_with_command(owned, command, record, &rights, &context).await;

@@ -1,5 +1,7 @@
 //! History of an instance: its exits with their reasons, restarts, and the last failed start.
 
+use std::time::Instant;
+
 use super::InstanceTask;
 use crate::agent_protocol::{AgentOp, ExitReason, FailedStart, OpRequest, ProcessExit};
 use crate::clock;
@@ -89,10 +91,12 @@ impl InstanceTask {
 
     /// Drops a failed start of an instance that is not registered, once it is old.
     pub(super) fn expire_failed_start(&mut self) {
-        let is_old = |failed: &FailedStart| clock::now().0.saturating_sub(failed.at) > FAILED_START_MS;
+        let is_old = |failed: &FailedStart| clock::now().0.saturating_sub(failed.at) >= FAILED_START_MS;
         let history = &mut self.state.history;
         if self.state.given.is_none() && history.failed_start.as_deref().is_some_and(is_old) {
             history.failed_start = None;
+            // Written by the next timer.
+            self.unwritten.retry_at = Some(Instant::now());
             self.forget_unregistered();
         }
     }

@@ -78,14 +78,16 @@ impl InstanceTask {
         let mut env = env.map_err(|error| failed(AgentError::from(error)))?;
         let given = env_exec::values(&self.shared, spec, &rights, &env, &sandbox).await;
         env.add_secrets(given.map_err(|error| failed(AgentError::from(error)))?);
-        let pid_file = PathBuf::from(&spec.identity.pid_path);
+        let pid_file =
+            Some(PathBuf::from(&spec.identity.pid_path)).filter(|path| !path.as_os_str().is_empty());
         let folder = Path::new(&spec.identity.setup_path);
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         // One-shots and scheduled runs are always children of the agent, so that their exit code is known.
         let resident = spec.monitor.auto_type == AutoType::Resident;
         match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
             StartMode::Foreground => {
-                let captures = checks.start && resident;
+                // A start check of 0 s only waits for the program: it shows no output.
+                let captures = checks.start && resident && spec.monitor.start_check_secs != Some(0);
                 let output = self.foreground_output(spec, launch_id, &rights, env.secrets, captures).await?;
                 let launch = Launch {
                     command,
@@ -94,12 +96,15 @@ impl InstanceTask {
                     env: env.variables,
                     output,
                     record: (!resident).then(|| (self.shared.exits.clone(), launch_id.to_owned())),
-                    pid_file: Some(pid_file),
+                    pid_file,
                     foreign: (checks.foreign && resident).then(|| Arc::clone(spec)),
                     group,
                     sandbox,
                 };
                 let launched = launch.spawn().await;
+                if let Ok(handle) = &launched {
+                    self.shared.logs.files().write_pid(&self.key, spec, handle.identity.pid);
+                }
                 launched.map_err(|error| {
                     (self.progress.attempt, self.output) = (None, None);
                     self.progress.is_refused =
@@ -114,6 +119,7 @@ impl InstanceTask {
                 })
             }
             StartMode::Daemon => {
+                let pid_file = pid_file.unwrap_or_default();
                 let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);
                 // Where the user cannot create the directory, the daemon fails with its own message.
                 let _ = rights.run(FileWork::PidFile, "create the directory of pid_path", make).await;

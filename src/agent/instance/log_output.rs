@@ -10,7 +10,9 @@ use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::log_writer::{self, LogOpening, LogWriterError, OutputPipe, WriterConfig};
 use crate::agent::masking::SecretTexts;
 use crate::agent::output::{Output, OutputError};
+use crate::agent::proc_scan;
 use crate::agent::process::{ProcessHandle, ProcessIdentity};
+use crate::agent::process_files::has_log;
 use crate::agent::run_output::RunOutput;
 use crate::agent::spawn::{QUEUE_TIMEOUT, Sink};
 use crate::agent::start_output::{LogStart, LogTarget, StartAttempt};
@@ -74,6 +76,11 @@ impl ProcessOutput {
         }
     }
 
+    /// Whether a process still writes, or a writer has to be started.
+    pub(super) fn is_active(&self) -> bool {
+        self.writer.is_some() || self.stored.is_some() || self.retry_at.is_some()
+    }
+
     /// The process has ended.
     pub(super) fn end(&mut self) {
         self.stored.take().into_iter().for_each(RunOutput::end);
@@ -91,17 +98,27 @@ impl InstanceTask {
         secrets: SecretTexts,
         captures: bool,
     ) -> Result<Sink, OpReply> {
-        let log = spec.identity.log_path.as_ref();
-        let log = log.map(|path| LogTarget::new(path, self.key.name.to_string()));
+        let location = self.shared.log_of(&self.key, spec);
+        let location = location.map_err(|error| failed(AgentError::from(error)))?;
+        let log = location.as_ref().map(|log| LogTarget::new(&log.path, self.key.name.to_string()));
+        let config =
+            location.as_ref().and_then(|log| log_writer::config_of(spec, self.key.name.as_str(), log));
+        if location.as_ref().is_some_and(|log| log.is_agents)
+            && let Err(error) = self.shared.logs.files().prepare(&self.key)
+        {
+            return Err(failed(format!("cannot create the folder of the log: {error}")));
+        }
         let wrong = |error: OutputError| failed(AgentError::from(LaunchError::from(error)));
         let is_resident = spec.monitor.auto_type == AutoType::Resident;
         // The writer of the last process writes to the same log: its lines come first.
         self.process_output.drain().await;
         (self.process_output.writer, self.process_output.retry_at) = (None, None);
         self.process_output.failures = 0;
-        let sink = match (&log, log_writer::config_of(spec, self.key.name.as_str(), rights.account())) {
+        // The log's own rights: a log of the agent is not opened with those of the process.
+        let log_rights = location.map_or_else(|| rights.clone(), |log| log.rights);
+        let sink = match (&log, config) {
             (Some(log), Some(config)) => {
-                let piped = self.start_pipe(rights, config, log, captures).await;
+                let piped = self.start_pipe((rights, &log_rights), config, log, captures).await;
                 piped.map_err(|error| failed(AgentError::from(LaunchError::from(error))))?
             }
             (Some(log), None) => Sink::Log(log.clone()),
@@ -114,20 +131,20 @@ impl InstanceTask {
             }
             (None, _) => Sink::Nowhere,
         };
-        let log = log.map(|log| (log, rights.clone()));
+        let log = log.map(|log| (log, log_rights));
         self.progress.attempt = captures.then(|| Box::new(StartAttempt { log, secrets }));
         Ok(sink)
     }
 
-    /// Starts the log writer of a launch.
+    /// Starts the log writer of a launch. The rights are those of the process, which writes to the pipe, and of the log.
     async fn start_pipe(
         &mut self,
-        rights: &Rights,
+        (writing, rights): (&Rights, &Rights),
         config: WriterConfig,
         log: &LogTarget,
         captures: bool,
     ) -> Result<Sink, LogWriterError> {
-        let pipe = OutputPipe::new(rights.account())?;
+        let pipe = OutputPipe::new(writing.account())?;
         self.start_writer(rights, &pipe, config, LogOpening::First, QUEUE_TIMEOUT).await?;
         failpoint::point("writer-started");
         if captures {
@@ -202,15 +219,42 @@ impl InstanceTask {
         let is_foreground = spec.monitor.auto_type != AutoType::Resident
             || spec.control.start_mode == Some(StartMode::Foreground);
         let may_have_pipe = self.process_output.plain != Some(run.identity.pid);
-        run.log.is_some() || spec.log.is_set() && is_foreground && may_have_pipe
+        run.log.is_some() || (spec.log.is_set() || has_log(spec)) && is_foreground && may_have_pipe
+    }
+
+    /// Takes over the log writer of an agent that was killed before it recorded the launch.
+    async fn find_unrecorded_writer(&mut self) {
+        let (Some(run), Some(handle)) = (&self.state.run, &self.handle) else { return };
+        if self.process_output.writer.is_some() || run.log.is_some() || run.incarnation.is_empty() {
+            return;
+        }
+        let pipe = OutputPipe::of(handle, None).and_then(|pipe| pipe.inode());
+        // The log of the agent has a writer of the agent's own user.
+        let uid = if has_log(&run.live.spec) { Some(nix::unistd::geteuid().as_raw()) } else { run.uid };
+        let (Some(pipe), Some(uid)) = (pipe, uid) else { return };
+        let found = proc_scan::run(move || log_writer::find_writer(pipe, uid)).await.ok().flatten();
+        let Some((identity, config)) = found else { return };
+        let Some(handle) = ProcessHandle::open(&identity) else { return };
+        let writer = RunningWriter { handle, config, pipe, started: Instant::now() };
+        self.process_output.writer = Some(Box::new(writer));
+        let record = self.process_output.record();
+        if let Some(run) = &mut self.state.run {
+            run.log = record;
+        }
+        self.write(None).await;
     }
 
     /// Keeps a log writer for the running process, with the configuration of its spec.
     pub(super) async fn maintain_log_writer(&mut self) {
+        self.find_unrecorded_writer().await;
         let (Some(run), Some(handle)) = (&self.state.run, &self.handle) else { return };
         let (record, spec) = (run.log.as_deref(), &run.live.spec);
-        let Ok(rights) = self.shared.rights_of(spec) else { return };
-        let wanted = log_writer::config_of(spec, self.key.name.as_str(), rights.account());
+        let Ok(location) = self.shared.log_of(&self.key, spec) else { return };
+        let wanted =
+            location.as_ref().and_then(|log| log_writer::config_of(spec, self.key.name.as_str(), log));
+        let Ok(rights) = location.map_or_else(|| self.shared.rights_of(spec), |log| Ok(log.rights)) else {
+            return;
+        };
         // Without `log` the writer of the pipe stays, and rotates nothing.
         let wanted = wanted.or_else(|| {
             let config = record.map(|record| record.config.clone())?;

@@ -3,8 +3,8 @@
 //! Operations on an instance run one after the other and never overlap. Between them the task waits for the process to
 //! end, or for a timer. An intent is in the store before its effect; a result is in the store before it is reported.
 //!
-//! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec, [`hooks`] the
-//!   one before a launch.
+//! - [`operations`]: start and restart. [`launch`] starts processes, [`commands`] runs the commands of a spec, [`hooks`] those
+//!   around them.
 //! - [`log_output`]: logs, log writers and stored output of foreground processes.
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
@@ -12,7 +12,8 @@
 //! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
-//! - [`report`]: reports to the gateway. [`live_status`]: the live status check. [`command_queue`]: commands to the task.
+//! - [`report`]: reports to the gateway. [`live_status`]: the live status check.
+//! - [`command_queue`]: commands to the task. [`idle`]: the end of the task.
 
 mod adoption;
 mod command_queue;
@@ -22,6 +23,7 @@ mod ending;
 mod handover;
 mod history;
 mod hooks;
+mod idle;
 mod launch;
 mod live_status;
 mod log_output;
@@ -40,7 +42,7 @@ use serde_json::Value;
 use tokio::time::sleep_until;
 use tracing::info;
 
-pub use self::command_queue::{CommandReceiver, CommandSender, command_queue};
+pub use self::command_queue::{CommandReceiver, CommandSender, QueueState, command_queue};
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
@@ -108,6 +110,8 @@ struct LaunchSchedule {
     next: Option<Schedule>,
     /// Time of the last launch by this agent.
     last: Option<Instant>,
+    /// Time of the last scheduled run that this agent skipped.
+    skipped: Option<Instant>,
     /// A start or restart failed: a supervised process is relaunched once the result is written.
     failed: bool,
     /// The process ended while no agent ran.
@@ -127,6 +131,10 @@ pub(super) struct OperationProgress {
     is_refused: bool,
     /// The output of the start that is being checked.
     attempt: Option<Box<StartAttempt>>,
+    /// Failed hooks of the operation that their spec ignores.
+    ignored_failures: Vec<String>,
+    /// The task has to read its state from the store first.
+    pub(super) is_stored: bool,
 }
 
 /// The pid file of an instance, apart from the process that the task holds.
@@ -162,6 +170,8 @@ enum TimerEvent {
     Write,
     /// Starts a log writer.
     LogWriter,
+    /// Reports without a failed start that is old.
+    ForgetStart,
 }
 
 /// An event that the task waits for.
@@ -176,6 +186,11 @@ enum TaskEvent {
 
 /// Interval between two attempts to write the state.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whether `after_start` of a spec runs after a relaunch by supervision.
+pub(super) fn runs_after_relaunch(spec: &Spec) -> bool {
+    hooks::after_start(spec, true).is_some()
+}
 
 /// The code and message of an operation that ended.
 pub(super) type OpReply = (RowCode, String);
@@ -226,10 +241,11 @@ impl InstanceTask {
         }
     }
 
-    /// Runs until all command senders are dropped.
+    /// Runs until its command sender is dropped, or nothing of the instance is left.
     ///
     /// Boxed: a future stores its arguments twice, and thousands of tasks are idle nearly all the time.
     pub async fn run(mut self: Box<Self>, mut commands: CommandReceiver) {
+        Box::pin(self.load_state()).await;
         Box::pin(self.continue_after_restart()).await;
         self.adopt_output();
         loop {
@@ -273,9 +289,13 @@ impl InstanceTask {
                     Box::pin(self.observe_descendants()).await
                 }
                 TaskEvent::Timer(TimerEvent::TrimOutput) => {
-                    self.monitors.trim_at = None;
+                    self.monitors.due.trim = None;
                     self.output.iter().for_each(Output::forget);
                 }
+                TaskEvent::Timer(TimerEvent::ForgetStart) => self.report(),
+            }
+            if self.is_idle() && commands.end_if_empty(self.stored_state()) {
+                return;
             }
         }
     }
@@ -292,14 +312,16 @@ impl InstanceTask {
                 Some((after(until.saturating_sub(clocks.passed)), TimerEvent::Relaunch))
             }
         };
-        let Monitors { sample_at, check_at, trim_at, descent, .. } = &*self.monitors;
+        let Monitors { due, descent, .. } = &*self.monitors;
+        let forget_at = self.failed_start_left_ms(clocks.wall).map(after);
         let others = [
-            (sample_at, TimerEvent::Sample),
-            (check_at, TimerEvent::Check),
-            (trim_at, TimerEvent::TrimOutput),
+            (&due.sample, TimerEvent::Sample),
+            (&due.check, TimerEvent::Check),
+            (&due.trim, TimerEvent::TrimOutput),
             (&descent.at, TimerEvent::ObserveDescendants),
             (&self.unwritten.retry_at, TimerEvent::Write),
             (&self.process_output.retry_at, TimerEvent::LogWriter),
+            (&forget_at, TimerEvent::ForgetStart),
         ];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
         launch.into_iter().chain(others).min_by_key(|(at, _)| *at)
@@ -383,7 +405,8 @@ impl InstanceTask {
         owned: OwnedSpec,
         op_id: Option<String>,
     ) -> (RowCode, String, Option<Value>) {
-        let (code, message) = match &request.op {
+        self.progress.ignored_failures.clear();
+        let (code, mut message) = match &request.op {
             AgentOp::Status => {
                 return match self.live_status(&owned).await {
                     Ok(content) => (RowCode::DONE, "success".to_owned(), Some(content)),
@@ -407,6 +430,9 @@ impl InstanceTask {
                 done()
             }
         };
+        for failure in std::mem::take(&mut self.progress.ignored_failures) {
+            message.push_str(&format!("; ignored: {failure}"));
+        }
         (code, message, None)
     }
 

@@ -12,19 +12,25 @@ use super::InstanceTask;
 use super::ending::stop_signal;
 use crate::agent::checks::{self, CheckResult, CheckTask, CheckedProcess, FileSums};
 use crate::agent::figures::tree_usage::MeasuredTree;
-use crate::agent::health::{HealthFailure, HealthSettings, HealthState};
+use crate::agent::health::{HealthFailure, HealthSettings, HealthState, ProbeResult};
 use crate::agent::meter::{
     HostShare, Meter, SAMPLE_INTERVAL, check_limits, cpu_limit, is_limited, megabytes, mem_limit, memory,
 };
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent::state::LIMIT_STOP;
-use crate::agent_protocol::ConfigState;
+use crate::agent_protocol::{ConfigState, ReportedProbe};
+use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::model::StartMode;
 
 /// Interval between two trims of the captured output of a daemon, and of a foreground process, which is also bounded while it
 /// writes.
 const TRIM_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+/// Minimum interval between reports whose only news is the output of a successful probe.
+const OUTPUT_INTERVAL: Duration = Duration::from_secs(60);
+/// Bytes of a probe's output that are kept: its end.
+const OUTPUT_BYTES: usize = 1024;
 
 /// First and longest interval between two observations of the descendants of a process without a control group.
 const OBSERVE_INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -36,15 +42,48 @@ pub(super) struct Monitors {
     pub(super) share: Option<HostShare>,
     /// The health by the probes so far.
     pub(super) health: HealthState,
+    pub(super) probe: ProbeMonitor,
     pub(super) version: String,
     pub(super) config: Vec<(String, ConfigState)>,
     files: FileSums,
     check_count: u32,
     pub(super) check_task: Option<CheckTask>,
-    pub(super) sample_at: Option<Instant>,
-    pub(super) check_at: Option<Instant>,
-    pub(super) trim_at: Option<Instant>,
+    pub(super) due: MonitorTimes,
     pub(super) descent: DescentMonitor,
+}
+
+/// Times of the next measurements; `None`: not planned.
+#[derive(Default)]
+pub(super) struct MonitorTimes {
+    pub(super) sample: Option<Instant>,
+    pub(super) check: Option<Instant>,
+    pub(super) trim: Option<Instant>,
+}
+
+/// The last probe, for reports.
+#[derive(Default)]
+pub(super) struct ProbeMonitor {
+    pub(super) last: Option<ReportedProbe>,
+    /// Time of the last report.
+    pub(super) reported: Option<Instant>,
+}
+
+impl ProbeMonitor {
+    /// Replaces the last probe. True: its output is to be reported. Output that differs each time, such as a time, must
+    /// not cause a report per probe.
+    fn replace(&mut self, result: &ProbeResult) -> bool {
+        let (success, output) = match result {
+            Ok(output) => (true, output.clone()),
+            Err(failure) => (false, failure.to_string()),
+        };
+        let output = output.trim_end();
+        let output =
+            output[output.ceil_char_boundary(output.len().saturating_sub(OUTPUT_BYTES))..].to_owned();
+        let is_new = self.last.as_ref().is_none_or(|last| (last.success, &last.output) != (success, &output));
+        self.last = Some(ReportedProbe { at: clock::now().0, success, output });
+        let is_due = self.reported.is_none_or(|at| at.elapsed() >= OUTPUT_INTERVAL);
+        is_new && (!success || is_due)
+    }
 }
 
 /// Observation of the descendants of a process without a control group.
@@ -75,11 +114,11 @@ impl InstanceTask {
             true => drop(at.get_or_insert(now + after)),
             false => *at = None,
         };
-        plan(&mut monitors.sample_at, limited && self.state.hosted || pooled, SAMPLE_INTERVAL);
+        plan(&mut monitors.due.sample, limited && self.state.hosted || pooled, SAMPLE_INTERVAL);
         let after = if monitors.check_count == 0 { checks::FIRST_CHECK_DELAY } else { interval };
-        plan(&mut monitors.check_at, has_checks && monitors.check_task.is_none(), after);
+        plan(&mut monitors.due.check, has_checks && monitors.check_task.is_none(), after);
         let trim_interval = if is_daemon { TRIM_INTERVALS.0 } else { TRIM_INTERVALS.1 };
-        plan(&mut monitors.trim_at, self.output.is_some(), trim_interval);
+        plan(&mut monitors.due.trim, self.output.is_some(), trim_interval);
         let after = OBSERVE_INTERVALS.0.saturating_mul(1 << monitors.descent.count.min(16));
         plan(&mut monitors.descent.at, is_ungrouped, after.min(OBSERVE_INTERVALS.1));
     }
@@ -119,7 +158,7 @@ impl InstanceTask {
 
     /// Samples the resource usage, and stops the process if it exceeds a limit.
     pub(super) async fn sample(&mut self) {
-        self.monitors.sample_at = None;
+        self.monitors.due.sample = None;
         let (Some(tree), Some(run)) = (self.measured_tree(), &self.state.run) else { return };
         let live = run.live.clone();
         let Ok(share) = self.monitors.meter.sample(&tree).await else { return };
@@ -172,7 +211,7 @@ impl InstanceTask {
 
     /// Starts a check of health, version and files.
     pub(super) fn start_checks(&mut self) {
-        self.monitors.check_at = None;
+        self.monitors.due.check = None;
         let (Some(handle), Some(run)) = (&self.handle, &self.state.run) else { return };
         let with_version = self.monitors.check_count.is_multiple_of(checks::CHECKS_PER_VERSION);
         self.monitors.check_count = self.monitors.check_count.saturating_add(1);
@@ -205,7 +244,12 @@ impl InstanceTask {
             _ => HealthState::default(),
         };
         let version = version.unwrap_or_else(|| monitors.version.clone());
-        let changed = (&monitors.health, &monitors.version, &monitors.config) != (&health, &version, &config);
+        let is_new_output = match &health.last {
+            Some(result) => monitors.probe.replace(result),
+            None => std::mem::take(&mut monitors.probe.last).is_some(),
+        };
+        let old = (monitors.health.health, &monitors.version, &monitors.config);
+        let changed = is_new_output || old != (health.health, &version, &config);
         (monitors.health, monitors.version, monitors.config, monitors.files) =
             (health, version, config, files);
         if changed {
@@ -214,5 +258,30 @@ impl InstanceTask {
             }
             self.report();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_of_successful_probes_is_reported_at_most_once_per_interval() {
+        let mut monitor = ProbeMonitor::default();
+        assert!(monitor.replace(&Ok("1\n".to_owned())), "never reported");
+        monitor.reported = Some(Instant::now());
+        for second in 2..100 {
+            assert!(!monitor.replace(&Ok(format!("{second}\n"))));
+        }
+        let last = monitor.last.as_ref().expect("a probe");
+        assert_eq!((last.success, last.output.as_str()), (true, "99"), "the last one is kept");
+        monitor.reported = Instant::now().checked_sub(OUTPUT_INTERVAL);
+        assert!(!monitor.replace(&Ok("99".to_owned())), "nothing is new");
+        assert!(monitor.replace(&Ok("100".to_owned())));
+        monitor.reported = Some(Instant::now());
+        let failure = HealthFailure::of(&std::io::Error::other("é".repeat(OUTPUT_BYTES)));
+        assert!(monitor.replace(&Err(failure)), "a failure is reported at once");
+        let last = monitor.last.as_ref().expect("a probe");
+        assert_eq!((last.success, last.output.len()), (false, OUTPUT_BYTES));
     }
 }

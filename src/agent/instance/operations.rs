@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use super::adoption::not_owned;
 use super::ending::stop_signal;
 use super::history::ExitCause;
+use super::hooks::after_start;
 use super::launch::{LaunchChecks, has_pid_file_of_agent};
-use super::{InstanceTask, Monitors, OpReply, done, failed};
+use super::{InstanceTask, Monitors, OpReply, done, failed, runs_after_relaunch};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
@@ -39,7 +40,7 @@ impl InstanceTask {
 
     pub(super) async fn start(&mut self, owned: &OwnedSpec, op_id: Option<String>) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
-            let reply = self.check_after_launch(owned).await;
+            let reply = self.check_after_launch(owned, op_id.as_deref()).await;
             if reply.0 == RowCode::DONE {
                 (self.state.given, self.state.hosted) = (Some(owned.clone()), true);
             }
@@ -138,15 +139,18 @@ impl InstanceTask {
         traces.add_session(&process, &intent.incarnation, group.as_ref());
         failpoint::point("born");
         // A group without a process refused the launch: it says nothing about the tree.
-        let group = group.filter(|group| !group.processes().is_empty() || !group.remove_if_empty());
+        let is_grouped = process.is_grouped;
+        let group =
+            group.filter(|group| is_grouped || !group.processes().is_empty() || !group.remove_if_empty());
         let intent = LaunchIntent { group: group.as_ref().map(Cgroup::path), ..intent };
-        let is_operation = intent.op_id.is_some();
+        let (is_operation, op_id) = (intent.op_id.is_some(), intent.op_id.clone());
         self.record_launch(process, owned, intent, traces);
         let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         // Without a start check, the result of the operation is written next, with the state. Until then the intent is in
         // the store, by which the next agent finds the process.
         let is_resident = owned.spec.monitor.auto_type == AutoType::Resident;
-        let is_merged = is_operation && is_resident && secs == 0;
+        let has_hook = after_start(&owned.spec, self.repairs_drift()).is_some();
+        let is_merged = is_operation && is_resident && secs == 0 && !has_hook;
         if !is_merged {
             self.write(None).await;
         }
@@ -154,12 +158,15 @@ impl InstanceTask {
         if !is_merged {
             self.report();
         }
-        if !checks.start || owned.spec.monitor.auto_type != AutoType::Resident {
+        if !is_operation {
+            return Box::pin(self.finish_relaunch()).await;
+        }
+        if !checks.start || !is_resident {
             return done();
         }
         let reply = self.stays_running(Duration::from_secs(secs.into())).await;
         self.progress.attempt = None;
-        reply
+        self.finish_start(owned, op_id.as_deref(), reply).await
     }
 
     /// Makes a launched process the run of this instance.
@@ -178,6 +185,7 @@ impl InstanceTask {
         if owned.spec.monitor.auto_type == AutoType::Periodic {
             self.state.history.begin_run(at);
         }
+        let hook_due = by.is_none() && runs_after_relaunch(&owned.spec);
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         let log = self.process_output.record();
@@ -192,6 +200,7 @@ impl InstanceTask {
             uid,
             traces,
             adopted: None,
+            hook_due,
         });
         (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launches.last, *self.monitors) = (Some(Instant::now()), Monitors::default());
@@ -203,18 +212,19 @@ impl InstanceTask {
     }
 
     /// Finishes the start check of a process that this operation launched before the agent restarted.
-    async fn check_after_launch(&mut self, owned: &OwnedSpec) -> OpReply {
+    async fn check_after_launch(&mut self, owned: &OwnedSpec, op_id: Option<&str>) -> OpReply {
         let secs = owned.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         if owned.spec.monitor.auto_type != AutoType::Resident {
             return done();
         }
         let passed = u64::try_from(clock::now().0.saturating_sub(self.state.started)).unwrap_or(0);
         let rest = Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed));
-        self.stays_running(rest.min(RESUMED_CHECK)).await
+        let reply = self.stays_running(rest.min(RESUMED_CHECK)).await;
+        self.finish_start(owned, op_id, reply).await
     }
 
     /// Waits for the start check: the process must not end within `time`.
-    async fn stays_running(&mut self, time: Duration) -> OpReply {
+    pub(super) async fn stays_running(&mut self, time: Duration) -> OpReply {
         let Some(handle) = &self.handle else { return failed("process is gone") };
         let Ok(code) = tokio::time::timeout(time, handle.wait_exit()).await else { return done() };
         let (end, live) = (self.process_end(code), self.state.run.as_ref().map(|run| run.live.clone()));
@@ -266,7 +276,7 @@ impl InstanceTask {
         supervises: bool,
     ) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
-            let reply = self.check_after_launch(owned).await;
+            let reply = self.check_after_launch(owned, op_id.as_deref()).await;
             self.launches.failed = reply.0 != RowCode::DONE;
             return reply;
         }
@@ -296,7 +306,8 @@ impl InstanceTask {
                 }
             }
             let reply = self.restart_with_command(owned, command, op_id.as_deref()).await;
-            self.launches.failed = is_down && reply.0 != RowCode::DONE;
+            let reply = self.finish_start(owned, op_id.as_deref(), reply).await;
+            self.launches.failed = (is_down || !self.is_running()) && reply.0 != RowCode::DONE;
             return reply;
         }
         if is_down {
@@ -311,6 +322,10 @@ impl InstanceTask {
             if let Err(error) = self.write_with(None, pending).await {
                 self.state.ending = None;
                 return failed(format!("not restarted: cannot write the agent's store: {error}"));
+            }
+            if let Err(reply) = self.run_before_stop(&live.spec, op_id.as_deref().unwrap_or_default()).await {
+                self.state.ending = None;
+                return reply;
             }
             let stop = live.spec.control.stop_cmd.as_deref();
             let signal = stop_signal(&live.spec);

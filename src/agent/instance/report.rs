@@ -1,6 +1,7 @@
 //! Reports of an instance: sent to the gateway on every change.
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::adoption::not_owned;
 use super::{InstanceTask, read_clocks};
@@ -8,7 +9,7 @@ use crate::agent::health::HealthSettings;
 use crate::agent::restart_policy::{Completion, Phase};
 use crate::agent::schedule::ClockReading;
 use crate::agent::state::ProcessRun;
-use crate::agent_protocol::{AgentMessage, Report, ReportedRun};
+use crate::agent_protocol::{AgentFiles, AgentMessage, Report, ReportedRun};
 use crate::clock;
 use crate::model::AutoType;
 
@@ -84,8 +85,20 @@ impl InstanceTask {
             stranger: foreign_pid,
             history: state.history.clone(),
             next_runs: self.next_runs(now),
+            probe: self.monitors.probe.last.clone().filter(|_| self.is_running()),
+            files: self.agent_files(),
         };
+        self.monitors.probe.reported = Some(Instant::now());
         let _ = self.shared.up.send(AgentMessage::Report(Box::new(report)));
+    }
+
+    /// The files that the agent keeps for the process.
+    fn agent_files(&self) -> Option<AgentFiles> {
+        let spec = &self.state.given.as_ref()?.spec;
+        let files = self.shared.logs.files();
+        let text = |path: Option<PathBuf>| path.map(|path| path.display().to_string());
+        let (pid_path, log_path) = (text(files.pid_file(&self.key, spec)), text(files.log(&self.key, spec)));
+        (pid_path.is_some() || log_path.is_some()).then_some(AgentFiles { pid_path, log_path })
     }
 
     /// The next runs of a scheduled process.

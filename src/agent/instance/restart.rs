@@ -31,8 +31,11 @@ impl InstanceTask {
             return;
         }
         let passed = |at: Instant| i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
-        let by_clock = (self.state.started > 0).then(|| now.wall.saturating_sub(self.state.started));
-        self.launches.next = Schedule::of(&given.spec, now, self.launches.last.map(passed).or(by_clock));
+        // With cycle_time, the next run is due one cycle after the last one that started or was skipped.
+        let began = self.state.started.max(self.state.skipped);
+        let by_clock = (began > 0).then(|| now.wall.saturating_sub(began));
+        let last = self.launches.last.max(self.launches.skipped);
+        self.launches.next = Schedule::of(&given.spec, now, last.map(passed).or(by_clock));
         self.report();
     }
 
@@ -45,8 +48,7 @@ impl InstanceTask {
         let Some(given) = self.state.given.clone() else { return };
         if self.is_running() {
             info!(instance = %self.key, "scheduled run skipped: the previous run is still in progress");
-            // With cycle_time the next run is due one cycle from now.
-            (self.state.started, self.launches.last) = (clock::now().0, Some(Instant::now()));
+            (self.state.skipped, self.launches.skipped) = (clock::now().0, Some(Instant::now()));
             self.state.history.skip_run();
             self.write(None).await;
             self.report();

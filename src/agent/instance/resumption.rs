@@ -28,6 +28,7 @@ impl InstanceTask {
             Box::pin(self.resume(*resumption)).await;
         }
         Box::pin(self.finish_limit_stop()).await;
+        Box::pin(self.resume_relaunch()).await;
         if self.handle.is_none() && self.state.run.is_some() {
             Box::pin(self.handle_exit(None)).await;
         }
@@ -164,38 +165,18 @@ impl InstanceTask {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use serde_json::json;
 
     use super::*;
-    use crate::agent::cgroup::Cgroups;
-    use crate::agent::context::{AgentContext, ResourceTables};
-    use crate::agent::exit_record::ExitRecords;
-    use crate::agent::permits::Permits;
-    use crate::agent::policy::HostPolicy;
+    use crate::agent::context::AgentContext;
     use crate::agent::state::{InstanceState, load_all};
     use crate::agent_protocol::OpResult;
-    use crate::store::{Embedded, Store};
+    use crate::store::Store;
 
     fn task(folder: &std::path::Path) -> InstanceTask {
-        let shared = AgentContext {
-            store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
-            up: tokio::sync::mpsc::unbounded_channel().0,
-            exits: ExitRecords::in_folder(folder).expect("a folder"),
-            user_permits: Arc::default(),
-            root_open_policy: Arc::new(|_| false),
-            commands: Permits::new(1),
-            check_permits: Permits::new(1),
-            groups: Cgroups::under_own_cgroup(folder),
-            resources: ResourceTables::default(),
-            logs: crate::agent::logs::LogSources::default(),
-            policy: HostPolicy::default(),
-            check_interval: Duration::from_secs(10),
-        };
+        let (shared, _) = AgentContext::for_test(folder);
         let key = "0:127.0.0.1:web:api".parse().expect("a key");
-        InstanceTask::new(key, InstanceState::default(), None, Arc::new(shared))
+        InstanceTask::new(key, InstanceState::default(), None, shared)
     }
 
     fn request(op_id: &str) -> OpRequest {

@@ -29,9 +29,11 @@ use self::program::{DEFERRED, OPENED, PROGRAM_NAME};
 pub use self::program::{WriterConfig, run_if_named};
 use super::account::Account;
 use super::clone_exec::{ExecRequest, Restrictions, SpawnedProcess, Streams, VforkGuard};
-use super::process::{ProcessHandle, UnclaimedProcess, kill_unclaimed};
+use super::context::LogLocation;
+use super::process::{ProcessHandle, ProcessIdentity, UnclaimedProcess, kill_unclaimed, uids};
 use super::user_files::{self, MAX_PER_USER, Rights, UserFileError};
 use crate::model::{LogRotation, Spec, SpecSection};
+use crate::proc::ProcessStrings;
 
 /// Capacity of a pipe: the output that waits while a writer is replaced.
 const PIPE_BYTES: libc::c_int = 1 << 20;
@@ -108,15 +110,14 @@ fn opened_again(file: &impl AsRawFd, options: &mut std::fs::OpenOptions) -> io::
     options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The configuration of a spec's log writer; `None`: its output needs no writer.
-pub fn config_of(spec: &Spec, name: &str, account: &Account) -> Option<WriterConfig> {
-    let path = spec.identity.log_path.as_ref().filter(|_| spec.log.is_set())?;
-    Some(WriterConfig {
-        path: path.into(),
+/// The configuration of a log's writer; `None`: its output needs no writer. A log of the agent is always rotated.
+pub fn config_of(spec: &Spec, name: &str, log: &LogLocation) -> Option<WriterConfig> {
+    (spec.log.is_set() || log.is_agents).then(|| WriterConfig {
+        path: log.path.clone(),
         name: name.to_owned(),
         max_size: spec.log.max_size.unwrap_or(LogRotation::MAX_SIZE),
         keep: spec.log.keep.unwrap_or(LogRotation::KEEP).min(LogRotation::MAX_KEPT),
-        is_own: account.is_own(),
+        is_own: log.rights.account().is_own(),
         ids: None,
     })
 }
@@ -160,6 +161,25 @@ pub async fn start(
     };
     let gone = || LogWriterError::Start { user: user.clone(), source: io::ErrorKind::NotFound.into() };
     started?.into_handle().ok_or_else(gone)
+}
+
+/// The writer of a pipe that an agent started and was killed before it recorded it. It has the pipe as its input. Of several,
+/// the oldest has the lock and reads. Can block.
+pub fn find_writer(pipe: u64, uid: u32) -> Option<(ProcessIdentity, WriterConfig)> {
+    let reads_pipe = |pid: &u32| {
+        let input = std::fs::metadata(format!("/proc/{pid}/fd/0"));
+        input.is_ok_and(|meta| FileType::from_raw_mode(meta.mode()) == FileType::Fifo && meta.ino() == pipe)
+            && uids(*pid).is_some_and(|ids| ids[0] == uid)
+    };
+    let writer = |pid: u32| {
+        let arguments = ProcessStrings::arguments(pid).ok()?;
+        let mut arguments = arguments.iter();
+        let is_writer = arguments.next()? == PROGRAM_NAME.as_bytes();
+        let config: WriterConfig = serde_json::from_slice(arguments.next()?).ok().filter(|_| is_writer)?;
+        Some((ProcessIdentity::of(pid)?, WriterConfig { ids: None, ..config }))
+    };
+    let found = crate::proc::pids().into_iter().filter(reads_pipe).filter_map(writer);
+    found.min_by_key(|(identity, _)| identity.started)
 }
 
 /// Starts a writer. Blocks.

@@ -23,6 +23,7 @@ use super::account::AccountError;
 use super::context::AgentContext;
 use super::environment::secret_texts;
 use super::masking::SecretTexts;
+use super::process_files::ProcessFiles;
 use super::run_output::RunOutputs;
 use super::user_files::{FileWork, Rights, UserFileError};
 use crate::agent_protocol::{LogChunk, LogError, LogErrorReason, LogRead, LogReadFrom, LoggedRun};
@@ -44,11 +45,17 @@ const LAST_POLL: Duration = Duration::from_millis(400);
 pub struct LogSources {
     specs: Mutex<HashMap<InstanceKey, Arc<Spec>>>,
     outputs: RunOutputs,
+    files: ProcessFiles,
 }
 
 impl LogSources {
-    pub fn new(outputs: RunOutputs) -> LogSources {
-        LogSources { specs: Mutex::default(), outputs }
+    pub fn new(outputs: RunOutputs, files: ProcessFiles) -> LogSources {
+        LogSources { specs: Mutex::default(), outputs, files }
+    }
+
+    /// Pid files and logs of processes that name none.
+    pub fn files(&self) -> &ProcessFiles {
+        &self.files
     }
 
     /// The stored outputs of runs.
@@ -74,12 +81,14 @@ impl LogSources {
             specs.insert(to.clone(), spec);
         }
         self.outputs.rename(from, to);
+        self.files.rename(from, to);
     }
 
-    /// Forgets an instance that is not registered, and removes its stored outputs.
+    /// Forgets an instance that is not registered, and removes its stored outputs and files.
     pub fn forget(&self, instance: &InstanceKey) {
         self.specs().remove(instance);
         self.outputs.remove(instance);
+        self.files.remove(instance);
     }
 
     fn get(&self, instance: &InstanceKey) -> Option<Arc<Spec>> {
@@ -255,8 +264,10 @@ async fn read_once(
         false => secret_texts(&spec, &rights).await.map_err(LogReadError::Secrets)?,
     };
     let name = instance.name.to_string();
+    let log = shared.log_of(instance, &spec)?;
+    let rights = log.as_ref().map_or(rights, |log| log.rights.clone());
     let work = move |rights: &Rights| {
-        let path = spec.identity.log_path.as_ref().map(PathBuf::from);
+        let path = log.map(|log| log.path);
         let is_resident = spec.monitor.auto_type == AutoType::Resident;
         let files = match &path {
             Some(path) => rights.open_log_files(path, &name, from.oldest_file())?,

@@ -86,7 +86,7 @@ fn milliseconds(time: SystemTime) -> i64 {
 pub struct LogPosition(pub SegmentId, pub u64);
 
 /// Index of a segment, and offset in it.
-type Spot = (usize, u64);
+type SegmentOffset = (usize, u64);
 
 /// One part of a log: segments, oldest first.
 #[derive(Default)]
@@ -143,7 +143,7 @@ impl LogPart {
 
     /// The spot of a position. A segment that is gone was the oldest: the part continues with the oldest that is left, and
     /// runs with the next run.
-    fn find(&self, position: Option<&LogPosition>) -> Spot {
+    fn find(&self, position: Option<&LogPosition>) -> SegmentOffset {
         let Some(LogPosition(id, offset)) = position else { return (0, 0) };
         if let Some(index) = self.0.iter().position(|segment| segment.id == *id) {
             return (index, *offset);
@@ -165,7 +165,7 @@ impl LogPart {
         end.is_some() && self.find(position) >= self.find(end)
     }
 
-    fn position(&self, (index, offset): Spot) -> Option<LogPosition> {
+    fn position(&self, (index, offset): SegmentOffset) -> Option<LogPosition> {
         match self.0.get(index) {
             Some(segment) => Some(LogPosition(segment.id.clone(), offset.max(segment.start))),
             None => self.end(),
@@ -173,7 +173,7 @@ impl LogPart {
     }
 
     /// Where the last `left` lines begin, and how many lines are missing in this part.
-    fn tail(&self, mut left: u64, budget: &mut u64) -> io::Result<(Spot, u64)> {
+    fn tail(&self, mut left: u64, budget: &mut u64) -> io::Result<(SegmentOffset, u64)> {
         if left == 0 {
             return Ok(((self.0.len(), 0), 0));
         }
@@ -211,7 +211,7 @@ impl LogPart {
     }
 
     /// Where the lines since a time begin: in the first file that was written since, at the first line with that time.
-    fn since(&self, time: i64) -> io::Result<Spot> {
+    fn since(&self, time: i64) -> io::Result<SegmentOffset> {
         for (index, segment) in self.0.iter().enumerate().filter(|(_, one)| one.modified >= time) {
             let found = match &segment.id {
                 SegmentId::File(..) => since::first_line(&segment.file, segment.len, time)?,

@@ -1,6 +1,7 @@
 //! Processes of a tree that had to be killed, and those that may have survived it.
 
 use super::UnknownMembers;
+use crate::model::count;
 
 /// Maximum processes that a message names.
 const MAX_NAMED: usize = 10;
@@ -51,9 +52,7 @@ impl KilledProcesses {
 /// `killed 2 processes of its tree: 17 (nginx), 18 (nginx)`.
 impl std::fmt::Display for KilledProcesses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let count = self.killed.len();
-        let noun = if count == 1 { "process" } else { "processes" };
-        write!(f, "killed {count} {noun} of its tree: {}", list(&self.killed))?;
+        write!(f, "killed {} of its tree: {}", count(self.killed.len(), "process"), list(&self.killed))?;
         match self.survivors() {
             Some(survivors) => write!(f, "; still alive after SIGKILL: {survivors}"),
             None => Ok(()),

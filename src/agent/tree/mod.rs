@@ -19,6 +19,8 @@
 //! processes without reading them.
 
 mod killed;
+#[cfg(test)]
+mod property;
 mod traces;
 
 use std::collections::{HashMap, HashSet};

@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::env_file::EnvFileError;
 pub use self::log_files::log_entry;
-pub use self::pid_file::{ExistingPidFile, PidEntry, PidFile, remove_own_pid, write_own_pid};
+pub use self::pid_file::{ExistingPidFile, PidEntry, PidFile};
 use self::sums::sum;
 pub use self::sums::{FileSum, own_sum};
 use self::walk::parent;

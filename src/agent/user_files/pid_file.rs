@@ -161,16 +161,6 @@ impl Rights {
     }
 }
 
-/// Writes the pid of this process, which has its user's rights. Blocks.
-pub fn write_own_pid(path: &Path, existing: ExistingPidFile) -> Result<(), FileError> {
-    PidFile::prepare(path, WalkRule::Any, existing)?.write(std::process::id())
-}
-
-/// Removes the file of [`write_own_pid`], unless it names another process. Blocks.
-pub fn remove_own_pid(path: &Path) {
-    let _ = remove(path, WalkRule::Any, std::process::id());
-}
-
 fn remove(path: &Path, rule: WalkRule, pid: u32) -> Result<(), FileError> {
     let (folder, name) = parent(path, rule, false)?;
     if content(&folder, &name)?.trim().parse() != Ok(pid) {

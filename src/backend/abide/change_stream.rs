@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc::Sender;
 
 use super::process::observed_instance;
+use super::secret_keys::SecretKeyRing;
 use super::{TIME, read};
 use crate::backend::{BackendError, ChangeEvent};
 use crate::contract::ProcessChange;
@@ -32,9 +33,14 @@ enum StreamError {
 }
 
 /// Reads the stream until the receiver is dropped.
-pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>) {
+pub(super) async fn feed(
+    calls: ApiClient,
+    secret_keys: SecretKeyRing,
+    after: u64,
+    tell: Sender<ChangeEvent>,
+) {
     let over = tokio::select! {
-        over = pushed(&calls, after, &tell) => over,
+        over = pushed(&calls, &secret_keys, after, &tell) => over,
         () = tell.closed() => return,
     };
     if let Err(error) = over {
@@ -43,8 +49,13 @@ pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>
 }
 
 /// Reads until the stream ends with an error, or the receiver is dropped.
-async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> Result<(), StreamError> {
-    let path = format!("/api/abide/v1/processes/watch?numbers=1&after={after}");
+async fn pushed(
+    calls: &ApiClient,
+    secret_keys: &SecretKeyRing,
+    after: u64,
+    tell: &Sender<ChangeEvent>,
+) -> Result<(), StreamError> {
+    let path = format!("/api/abide/v1/processes/watch?numbers=1&digests=keyed&after={after}");
     let mut lines = calls.lines(&path, TIME).await.map_err(BackendError::from)?;
     // Every heartbeat is a line, possibly empty.
     let silence = Duration::from_secs(3 * crate::agent_protocol::HEARTBEAT_SECS);
@@ -54,7 +65,7 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> Re
         if text.is_empty() {
             return Err(StreamError::Closed);
         }
-        if let Some(event) = understood(&text)?
+        if let Some(event) = understood(&text, secret_keys)?
             && tell.send(event).await.is_err()
         {
             return Ok(());
@@ -63,7 +74,7 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> Re
 }
 
 /// Parses lines into one event. `Err`: the stream can no longer be trusted.
-fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, StreamError> {
+fn understood(text: &[u8], secret_keys: &SecretKeyRing) -> Result<Option<ChangeEvent>, StreamError> {
     let text = std::str::from_utf8(text).map_err(|_| StreamError::NotUtf8)?;
     let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -72,8 +83,10 @@ fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, StreamError> {
             return Err(line.error.map_or(StreamError::Compacted, StreamError::Ended));
         };
         last = Some(number);
+        secret_keys.add(&line.secret_keys);
         if let Some(key) = line.instance {
-            let seen = line.process.flatten().map(|row| observed_instance(&row, &mut specs)).transpose()?;
+            let seen = |row| observed_instance(&row, secret_keys, &mut specs);
+            let seen = line.process.flatten().map(seen).transpose()?;
             rows.push((key, seen));
         }
     }

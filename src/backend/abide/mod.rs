@@ -1,16 +1,18 @@
 //! Abide gateway as a target: supports every field, reports whole specs, and executes a repeated call once.
 //!
-//! [`observe`] reads the full state, [`process`] parses one row, [`change_stream`] reads later changes, [`status`] is the
-//! live status check, [`operations`] sends operations, [`logs`] opens log streams, and [`fleet`]
-//! administers join tokens and certificates. [`audit`] reads the audit log.
+//! [`observe`] reads the full state, [`digests`] its compact form, [`process`] parses one row, [`change_stream`] reads
+//! later changes, [`status`] is the live status check, [`operations`] sends operations, [`logs`] opens log streams, and [`fleet`]
+//! administers join tokens and certificates. [`audit`] reads the audit log, and [`secret_keys`] has the keys of digests.
 
 mod audit;
 mod change_stream;
+mod digests;
 mod fleet;
 mod logs;
 mod observe;
 mod operations;
 mod process;
+mod secret_keys;
 mod status;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -25,6 +27,7 @@ pub use self::audit::AuditFilter;
 pub use self::logs::LogRequest;
 use self::observe::{FullObservation, gaps};
 use self::operations::{RowWire, TaskWire};
+use self::secret_keys::SecretKeyRing;
 use super::{
     Backend, BackendError, ChangeOrigin, ChangeStream, InstanceQuery, Operation, OperationState,
     OperationStatus, Refusal, RefusalReason, Scope, Task, Watermark, name_of_move,
@@ -44,6 +47,7 @@ pub struct Abide {
     generation: AtomicU64,
     /// An observation that was fetched in advance.
     early: Mutex<Option<FullObservation>>,
+    secret_keys: SecretKeyRing,
 }
 
 impl Abide {
@@ -53,7 +57,12 @@ impl Abide {
 
     /// A backend with the connections and credentials of another client, without a lease.
     pub fn of_client(calls: ApiClient) -> Abide {
-        Abide { calls, generation: AtomicU64::new(0), early: Mutex::new(None) }
+        Abide {
+            calls,
+            generation: AtomicU64::new(0),
+            early: Mutex::new(None),
+            secret_keys: SecretKeyRing::default(),
+        }
     }
 
     pub fn calls(&self) -> &ApiClient {
@@ -94,9 +103,10 @@ impl Abide {
     fn signed(&self, call: String, order: &Operation) -> Vec<(&'static str, String)> {
         let mut headers = vec![("X-Abide-Op", call)];
         if let Some(origin) = &order.origin {
-            let ChangeOrigin { plan, revision, commit } = &**origin;
+            let ChangeOrigin { plan, revision, commit, break_glass, repairs: _ } = &**origin;
             let named = [("X-Abide-Plan", plan), ("X-Abide-Revision", revision), ("X-Abide-Commit", commit)];
             headers.extend(named.into_iter().filter_map(|(name, value)| Some((name, value.clone()?))));
+            headers.extend(break_glass.as_ref().map(|reason| ("X-Abide-Break-Glass", escaped(reason))));
         }
         match (self.generation.load(Ordering::Acquire), order.owner.as_ref()) {
             (0, _) | (_, None) => {}
@@ -131,8 +141,10 @@ impl Backend for Abide {
 
     async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {
         let (observed, as_of) = self.observe_with_seq(scope).await?;
-        let (tell, changes) = ChangeStream::new(as_of);
-        tokio::spawn(change_stream::feed(self.calls.clone(), as_of, tell));
+        let (calls, keys) = (self.calls.clone(), self.secret_keys.clone());
+        let changes = ChangeStream::opened_later(as_of, move |tell| {
+            tokio::spawn(change_stream::feed(calls, keys, as_of, tell));
+        });
         Ok((observed, Some(changes)))
     }
 
@@ -142,8 +154,10 @@ impl Backend for Abide {
             as_of: u64,
         }
         // Not a valid namespace: returns an empty page.
-        let page: AsOf = read(&self.get("/api/abide/v1/processes?namespace=%20&limit=1&brief=1").await?)?;
-        Ok(Watermark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
+        let path = "/api/abide/v1/processes?namespace=%20&limit=1&brief=1";
+        let (page, alive) = tokio::try_join!(self.get(path), self.alive())?;
+        let page: AsOf = read(&page)?;
+        Ok(Watermark { number: page.as_of, gaps: gaps(hosts.iter(), &alive) })
     }
 
     fn has_idempotency_keys(&self) -> bool {
@@ -238,7 +252,7 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
     })
 }
 
-/// Percent-encodes a page key for a URL.
+/// Percent-encodes text for a URL or a header.
 fn escaped(text: &str) -> String {
     use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
     const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');

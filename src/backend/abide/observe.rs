@@ -5,22 +5,29 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
+use super::digests::DigestRows;
 use super::process::observed_instance;
 use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
 use crate::contract::{AccessInfo, FigureSeries, GatewayProcess, HostEntry, ProcessPage, TaskEntry};
-use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
+use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed, ObservedInstance, Time};
 
 /// Rows per page.
 const PAGE: usize = 5_000;
 
 /// A full observation.
 pub(super) struct FullObservation {
-    observed: Observed,
+    at: Time,
+    rows: ObservedRows,
     /// Hosts with a connected agent.
     alive: BTreeSet<HostKey>,
     /// The watermark that the change stream starts after.
     as_of: u64,
+}
+
+enum ObservedRows {
+    Whole(BTreeMap<InstanceKey, ObservedInstance>),
+    Digests(DigestRows),
 }
 
 impl Abide {
@@ -29,7 +36,7 @@ impl Abide {
         let mut all = Vec::new();
         let mut after = String::new();
         loop {
-            let path = format!("/api/abide/v1/processes?limit={PAGE}{query}{after}");
+            let path = format!("/api/abide/v1/processes?limit={PAGE}&digests=keyed{query}{after}");
             let page: ProcessPage = read(&self.get(&path).await?)?;
             all.extend(page.items.into_iter().map(GatewayProcess::with_redacted_specs));
             match page.more {
@@ -99,9 +106,25 @@ impl Abide {
     /// change stream starts after.
     pub async fn observe_with_seq(&self, scope: &Scope) -> Result<(Observed, u64), BackendError> {
         let early = self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let FullObservation { mut observed, alive, as_of } = match early {
+        let full = match early {
             Some(early) => early,
-            None => self.whole(scope).await?,
+            // A reader without expectations needs all specs.
+            None if scope.subjects.is_empty() => self.whole(scope).await?,
+            None => self.compact(scope).await?,
+        };
+        let FullObservation { at, rows, mut alive, mut as_of } = full;
+        let mut observed = Observed { at, ..Observed::default() };
+        observed.instances = match rows {
+            ObservedRows::Whole(instances) => instances,
+            ObservedRows::Digests(digests) => match self.with_expected_specs(digests, scope).await? {
+                Some(instances) => instances,
+                None => {
+                    let instances;
+                    (instances, as_of) = self.whole_rows(scope).await?;
+                    alive = self.alive().await?;
+                    instances
+                }
+            },
         };
         let mut asked: BTreeSet<&HostKey> = scope.subjects.iter().map(|one| &one.host.key).collect();
         asked.extend(observed.instances.keys().map(|key| &key.host));
@@ -116,29 +139,51 @@ impl Abide {
 
     /// Fetches the next observation in advance.
     pub async fn prefetch(&self) {
-        if let Ok(whole) = self.whole(&Scope::default()).await {
-            *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(whole);
+        if let Ok(full) = self.compact(&Scope::default()).await {
+            *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(full);
+        }
+    }
+
+    /// All rows with digests in place of specs, where the gateway has them.
+    async fn compact(&self, scope: &Scope) -> Result<FullObservation, BackendError> {
+        let at = crate::clock::now();
+        let (alive, digests) = tokio::try_join!(self.alive(), self.digest_rows())?;
+        match digests {
+            Some((digests, as_of)) => {
+                Ok(FullObservation { at, rows: ObservedRows::Digests(digests), alive, as_of })
+            }
+            None => self.whole(scope).await,
         }
     }
 
     async fn whole(&self, scope: &Scope) -> Result<FullObservation, BackendError> {
         let at = crate::clock::now();
         let alive = self.alive().await?;
+        let (instances, as_of) = self.whole_rows(scope).await?;
+        Ok(FullObservation { at, rows: ObservedRows::Whole(instances), alive, as_of })
+    }
+
+    async fn whole_rows(
+        &self,
+        scope: &Scope,
+    ) -> Result<(BTreeMap<InstanceKey, ObservedInstance>, u64), BackendError> {
         let mut as_of = None;
-        let mut observed = Observed { at, ..Observed::default() };
+        let mut instances = BTreeMap::new();
         let mut specs: HashMap<String, Arc<HashedSpec>> = HashMap::new();
         let likely: HashMap<&InstanceKey, &Arc<HashedSpec>> =
             scope.subjects.iter().filter_map(|one| Some((&one.instance, one.spec.as_ref()?))).collect();
         let mut after = String::new();
         loop {
-            let text = self.get(&format!("/api/abide/v1/processes?limit={PAGE}{after}")).await?;
+            let text =
+                self.get(&format!("/api/abide/v1/processes?limit={PAGE}&digests=keyed{after}")).await?;
             let page: ProcessPage<&RawValue> = read(&text)?;
             as_of.get_or_insert(page.as_of);
+            self.secret_keys.add(&page.secret_keys);
             // The caller has the wanted specs; the cache must not keep all others alive.
             specs.clear();
             for row in page.items {
                 let key = row.instance.clone();
-                let mut seen = observed_instance(&row, &mut specs)?;
+                let mut seen = observed_instance(&row, &self.secret_keys, &mut specs)?;
                 // Most specs are as wanted: share one copy in memory.
                 if let Some(likely) = likely.get(&key) {
                     for version in [&mut seen.specs.registered, &mut seen.specs.live] {
@@ -147,11 +192,11 @@ impl Abide {
                         }
                     }
                 }
-                observed.instances.insert(key, seen);
+                instances.insert(key, seen);
             }
             match page.more {
                 Some(more) => after = format!("&after={}", escaped(&more)),
-                None => return Ok(FullObservation { observed, alive, as_of: as_of.unwrap_or_default() }),
+                None => return Ok((instances, as_of.unwrap_or_default())),
             }
         }
     }

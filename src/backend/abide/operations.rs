@@ -17,19 +17,23 @@ type Digest = Option<([u8; 16], u64)>;
 impl Abide {
     /// Operations with equal process, op, spec and revision become one item with all of their hosts.
     pub(super) fn items(&self, orders: &[&Operation]) -> Vec<Value> {
-        /// Process, operation, spec and revision.
-        type Kind = (String, i64, Digest, String);
+        /// Process, operation, spec, revision, and whether drift is repaired.
+        type Kind = (String, i64, Digest, String, bool);
         let mut items: BTreeMap<Kind, (Value, Vec<Value>)> = BTreeMap::new();
         for order in orders {
             let op = op_code(order.op);
             let spec = order.spec.as_ref().map(|spec| spec.digest());
             let rev = order.revision.map(|revision| revision.to_string()).unwrap_or_default();
             let process = order.instance.process().to_string();
-            let (_, hosts) = items.entry((process, op, spec, rev)).or_insert_with(|| {
+            let repairs = order.repairs_drift();
+            let (_, hosts) = items.entry((process, op, spec, rev, repairs)).or_insert_with(|| {
                 let mut item = self.body(order);
                 item["op_type"] = json!(op);
                 if !order.reloaded_fields.is_empty() {
                     item["takes"] = order.reloaded_fields.iter().map(|field| field.path()).collect();
+                }
+                if repairs {
+                    item["repairs"] = json!(true);
                 }
                 (item, Vec::new())
             });

@@ -116,12 +116,14 @@ impl Platform {
     }
 
     /// Sends a call, and returns the keys of its results.
-    async fn send(&self, ask: PlatformRequest) -> Result<Sent, CallError> {
-        match ask.say {
-            ResponseKind::Registry(_) => Ok(Sent::Rows(self.ask(ask.name, ask.body).await?)),
-            ResponseKind::Task => Ok(Sent::Task(self.ask::<TaskData>(ask.name, ask.body).await?.task_id)),
+    async fn send(&self, ask: PlatformRequest) -> Result<CallAnswer, CallError> {
+        match ask.response {
+            ResponseKind::Registry(_) => Ok(CallAnswer::Rows(self.ask(ask.name, ask.body).await?)),
+            ResponseKind::Task => {
+                Ok(CallAnswer::Task(self.ask::<TaskData>(ask.name, ask.body).await?.task_id))
+            }
             ResponseKind::JobTask => {
-                Ok(Sent::Task(self.ask::<JobTaskData>(ask.name, ask.body).await?.bk_gse_taskid))
+                Ok(CallAnswer::Task(self.ask::<JobTaskData>(ask.name, ask.body).await?.bk_gse_taskid))
             }
         }
     }
@@ -176,7 +178,7 @@ fn is_worth_a_retry(error: &BackendError) -> bool {
 }
 
 /// Response of a call.
-enum Sent {
+enum CallAnswer {
     Rows(Rows),
     Task(String),
 }
@@ -238,12 +240,12 @@ impl Backend for Platform {
         let mut task = Task::default();
         let ask = self.wire.ask(&items);
         match self.send(ask).await.map_err(error_of_write)? {
-            Sent::Task(id) => {
+            CallAnswer::Task(id) => {
                 task.ids.push(id);
                 task.rows = orders.iter().map(|order| (order.instance.clone(), order.id.clone())).collect();
                 task.keys = keys;
             }
-            Sent::Rows(rows) => {
+            CallAnswer::Rows(rows) => {
                 let found = |item: &Item| rows.get(&keys[&item.instance]);
                 let exists = |item: &Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
                 // Only an owned registration is updated; any other keeps the result 850.
@@ -255,8 +257,8 @@ impl Backend for Platform {
                 let updated = match known.is_empty() {
                     true => Rows::new(),
                     false => match self.send(self.wire.ask(&known)).await.map_err(error_of_write)? {
-                        Sent::Rows(rows) => rows,
-                        Sent::Task(_) => Rows::new(),
+                        CallAnswer::Rows(rows) => rows,
+                        CallAnswer::Task(_) => Rows::new(),
                     },
                 };
                 for (order, item) in orders.iter().zip(&items) {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::wire::Item;
-use super::{Platform, Sent, error_of_query};
+use super::{CallAnswer, Platform, error_of_query};
 use crate::backend::live_check::{facts, live};
 use crate::backend::{BackendError, InstanceQuery, Scope};
 use crate::clock;
@@ -223,7 +223,7 @@ impl Platform {
         let mut observed = Observed { at: clock::now(), ..Observed::default() };
         // Without a registry the target identifies a process by its spec only.
         let can = |subject: &&InstanceQuery| self.wire.dialect == Dialect::GseV1 || subject.spec.is_some();
-        let items: Vec<Item> = subjects.iter().filter(can).map(Item::look).collect();
+        let items: Vec<Item> = subjects.iter().filter(can).map(Item::live_check).collect();
         let calls = self.wire.calls(&items);
         let look = |places: Vec<usize>| {
             let items: Vec<Item> = places.into_iter().map(|at| items[at].clone()).collect();
@@ -278,8 +278,8 @@ impl Platform {
             sent = self.send(self.wire.ask(items)).await;
         }
         let id = match sent.map_err(error_of_query)? {
-            Sent::Task(id) => id,
-            Sent::Rows(rows) => return Ok(rows),
+            CallAnswer::Task(id) => id,
+            CallAnswer::Rows(rows) => return Ok(rows),
         };
         let keys: Vec<String> = items.iter().map(|item| self.wire.key(item)).collect();
         let begin = Instant::now();

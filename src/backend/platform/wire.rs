@@ -56,7 +56,7 @@ type Kind = (PlatformAction, String, Option<([u8; 16], u64)>);
 pub struct PlatformRequest {
     pub name: &'static str,
     pub body: Value,
-    pub say: ResponseKind,
+    pub response: ResponseKind,
 }
 
 /// Kind of response of a call.
@@ -87,7 +87,7 @@ impl Item {
     }
 
     /// A live check, read-only.
-    pub fn look(subject: &InstanceQuery) -> Item {
+    pub fn live_check(subject: &InstanceQuery) -> Item {
         Item {
             instance: subject.instance.clone(),
             host: subject.host.clone(),
@@ -164,11 +164,11 @@ impl Wire {
                     body["op_type"] = json!(op_code(first));
                     body
                 });
-                PlatformRequest { name: "operate_proc", body, say: ResponseKind::Task }
+                PlatformRequest { name: "operate_proc", body, response: ResponseKind::Task }
             }
             (Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide, _) => {
                 let body = json!({"proc_operate_req": self.requests(items)});
-                PlatformRequest { name: "operate_proc_multi", body, say: ResponseKind::Task }
+                PlatformRequest { name: "operate_proc_multi", body, response: ResponseKind::Task }
             }
         }
     }
@@ -234,7 +234,7 @@ impl Wire {
             }
             body
         });
-        PlatformRequest { name, body, say: ResponseKind::Registry(()) }
+        PlatformRequest { name, body, response: ResponseKind::Registry(()) }
     }
 
     /// Items of one group are one request with all of their hosts.
@@ -304,7 +304,7 @@ impl Wire {
             JobApi::ManageProc => "manage_proc",
             JobApi::OperateProcess => "operate_process",
         };
-        PlatformRequest { name, body, say: ResponseKind::JobTask }
+        PlatformRequest { name, body, response: ResponseKind::JobTask }
     }
 }
 

@@ -37,22 +37,22 @@ pub struct Fleet {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proc {
     pub owner: Option<String>,
-    pub given: Option<Held>,
+    pub given: Option<SimulatedSpec>,
     pub hosted: bool,
-    pub live: Option<Held>,
+    pub live: Option<SimulatedSpec>,
     pub pid: Option<u32>,
     /// Spec of the last run.
-    pub ran: Option<Held>,
+    pub ran: Option<SimulatedSpec>,
 }
 
 /// A spec and its revision.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct SimulatedSpec {
     pub spec: Arc<HashedSpec>,
     pub revision: Option<SpecRevision>,
 }
 
-impl Held {
+impl SimulatedSpec {
     fn same_identity(&self, other: &Spec) -> bool {
         let identity = |spec: &Spec| {
             let i = spec.identity.clone();
@@ -71,7 +71,7 @@ impl Held {
 }
 
 /// Differences between the engines.
-struct Habits {
+struct EngineTraits {
     registry: bool,
     uses_given: bool,
     restart_gives: bool,
@@ -79,13 +79,13 @@ struct Habits {
     needs_commands: bool,
 }
 
-fn habits(dialect: Dialect) -> Habits {
+fn habits(dialect: Dialect) -> EngineTraits {
     let (registry, uses_given, restart_gives, needs_old, needs_commands) = match dialect {
         Dialect::GseV1 => (true, true, false, false, true),
         Dialect::GseV2 | Dialect::GseApigw | Dialect::Job => (false, false, false, true, true),
         Dialect::Abide => (true, false, true, false, false),
     };
-    Habits { registry, uses_given, restart_gives, needs_old, needs_commands }
+    EngineTraits { registry, uses_given, restart_gives, needs_old, needs_commands }
 }
 
 impl Fleet {
@@ -161,7 +161,7 @@ impl Fleet {
                 let used = if habits(self.dialect).uses_given {
                     proc.and_then(|proc| proc.given.clone())
                 } else {
-                    order.spec.clone().map(|spec| Held { spec, revision: order.revision })
+                    order.spec.clone().map(|spec| SimulatedSpec { spec, revision: order.revision })
                 };
                 let proc = self.procs.entry(order.instance.clone()).or_default();
                 (proc.live, proc.pid) = (used, Some(pid));
@@ -188,7 +188,7 @@ impl Fleet {
     /// Ends all runs of non-resident processes. Returns whether there were any.
     pub fn runs_end(&mut self) -> bool {
         let mut ended = false;
-        let kept = |live: &Held| live.spec.monitor.auto_type == AutoType::Resident;
+        let kept = |live: &SimulatedSpec| live.spec.monitor.auto_type == AutoType::Resident;
         for proc in self.procs.values_mut().filter(|proc| proc.live.as_ref().is_some_and(|live| !kept(live)))
         {
             (proc.live, proc.pid) = (None, None);
@@ -217,7 +217,7 @@ impl Fleet {
     }
 
     fn row(&self, proc: &Proc) -> ObservedInstance {
-        let version = |held: &Option<Held>| {
+        let version = |held: &Option<SimulatedSpec>| {
             held.as_ref().map_or(KnownSpec::Unknown, |held| held.version(self.shows_specs))
         };
         let ran = match &proc.ran {
@@ -256,7 +256,7 @@ impl Fleet {
         let mut proc = self.taken_over(order)?;
         let given = proc.given.clone();
         // Operations of an engine with a registry use the registered spec.
-        let sent = order.spec.clone().map(|spec| Held { spec, revision: order.revision });
+        let sent = order.spec.clone().map(|spec| SimulatedSpec { spec, revision: order.revision });
         let uses_given = habits.uses_given && order.op != Op::Register;
         let used = if uses_given { given.clone() } else { sent };
         if let Some(why) = self.refusal(order, &proc, &used, uses_given) {
@@ -274,8 +274,9 @@ impl Fleet {
             }
             Op::Stop | Op::Kill => {
                 // The supervision of another identity stays.
-                let other =
-                    |live: &Held| given.as_ref().is_some_and(|given| !given.same_identity(&live.spec));
+                let other = |live: &SimulatedSpec| {
+                    given.as_ref().is_some_and(|given| !given.same_identity(&live.spec))
+                };
                 proc.hosted &= proc.live.as_ref().is_some_and(other);
                 (proc.live, proc.pid) = (None, None);
             }
@@ -325,7 +326,7 @@ impl Fleet {
         }
         let after = live_after_registration((&live.spec, live.revision), (&given.spec, given.revision));
         if let Some((spec, revision)) = after {
-            *live = Held { spec: Arc::new(HashedSpec::new(spec)), revision };
+            *live = SimulatedSpec { spec: Arc::new(HashedSpec::new(spec)), revision };
         }
     }
 
@@ -334,12 +335,12 @@ impl Fleet {
         &self,
         order: &Operation,
         proc: &Proc,
-        used: &Option<Held>,
+        used: &Option<SimulatedSpec>,
         uses_given: bool,
     ) -> Option<&'static str> {
         let (habits, given) = (habits(self.dialect), &proc.given);
         let kind = used.as_ref().or(given.as_ref()).map(|held| held.spec.monitor.auto_type);
-        let one = |held: &Option<Held>| match (held, used) {
+        let one = |held: &Option<SimulatedSpec>| match (held, used) {
             (Some(held), Some(used)) => held.same_identity(&used.spec),
             _ => false,
         };
@@ -386,8 +387,8 @@ impl Fleet {
     }
 
     /// Whether another instance of the host has the identity.
-    fn is_taken(&self, order: &Operation, used: &Option<Held>) -> bool {
-        let place = |held: &Option<Held>| held.as_ref().map(|held| held.spec.identity.index_key());
+    fn is_taken(&self, order: &Operation, used: &Option<SimulatedSpec>) -> bool {
+        let place = |held: &Option<SimulatedSpec>| held.as_ref().map(|held| held.spec.identity.index_key());
         let (host, own) = (&order.instance.host, place(used));
         self.procs.iter().any(|(key, proc)| {
             let other = *key != order.instance && Some(key) != order.from.as_ref() && key.host == *host;
@@ -414,8 +415,8 @@ impl Fleet {
     }
 }
 
-fn has_command(op: Op, used: &Option<Held>) -> bool {
-    let Some(Held { spec, .. }) = used else { return false };
+fn has_command(op: Op, used: &Option<SimulatedSpec>) -> bool {
+    let Some(SimulatedSpec { spec, .. }) = used else { return false };
     let control = &spec.control;
     match op {
         Op::Stop => control.stop_cmd.is_some(),
@@ -427,7 +428,11 @@ fn has_command(op: Op, used: &Option<Held>) -> bool {
 }
 
 /// The live spec after a reload: only the reloaded fields change.
-fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<Held> {
+fn reloaded(
+    live: Option<SimulatedSpec>,
+    used: &Option<SimulatedSpec>,
+    takes: &[Field],
+) -> Option<SimulatedSpec> {
     let (mut live, used) = (live?, used.as_ref()?);
     let mut spec = (**live.spec).clone();
     for field in takes {
@@ -437,6 +442,6 @@ fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<
         (Some(live), Some(used)) => Some(SpecRevision { reload: used.reload, ..live }),
         (live, used) => used.or(live),
     };
-    live = Held { spec: Arc::new(HashedSpec::new(spec)), revision };
+    live = SimulatedSpec { spec: Arc::new(HashedSpec::new(spec)), revision };
     Some(live)
 }

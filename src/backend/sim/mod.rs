@@ -12,7 +12,7 @@ mod fleet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
-pub use fleet::{Fleet, Held, Proc};
+pub use fleet::{Fleet, Proc, SimulatedSpec};
 
 use tokio::sync::mpsc::Sender;
 

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::contract::{self, AuditAction, AuditEntry, AuditEvent, AuditPage, AuditVerification};
 use crate::error_chain::chain;
 use crate::gateway::audit::{AuditAnchor, AuditError, AuditQuery, read_page, verify};
-use crate::model::{Name, Time, seconds};
+use crate::model::{Name, Time, count, seconds};
 use crate::store::{Embedded, keys};
 
 /// Entries per page of a read from files.
@@ -151,9 +151,8 @@ fn report(done: &AuditVerification, form: PlainForm, printer: &Printer) -> Resul
 
 fn summary(done: &AuditVerification) -> String {
     let AuditVerification { files, entries, first, last, anchored, unfinished_bytes, .. } = done;
-    let counted = if *entries == 1 { "entry" } else { "entries" };
-    let in_files = if *files == 1 { "file" } else { "files" };
-    let mut text = format!("intact: {entries} {counted} ({first} to {last}) in {files} {in_files}");
+    let (entries, files) = (count(*entries, "entry"), count(*files, "file"));
+    let mut text = format!("intact: {entries} ({first} to {last}) in {files}");
     text.push_str(&match anchored {
         Some(seq) => format!(", the store has the digest of entry {seq}"),
         None => ", the store has no digest to compare with".to_owned(),
@@ -204,6 +203,7 @@ fn line(entry: &AuditEntry) -> String {
         ("plan", &purpose.plan),
         ("revision", &purpose.revision),
         ("commit", &purpose.commit),
+        ("break-glass", &purpose.break_glass),
         ("task", &what.task),
     ] {
         parts.extend(Some(format!("{name}={}", visible(value))).filter(|_| !value.is_empty()));

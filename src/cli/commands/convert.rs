@@ -8,8 +8,8 @@ use crate::cli::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
 use crate::import::convert::{self, Body};
 use crate::manifest::document::Document;
-use crate::manifest::print as manifests;
 use crate::manifest::{self, Loaded, Problem};
+use crate::manifest::{forms, print as manifests};
 use crate::model::{DesiredInstance, InstanceKey, ProcessKey};
 
 pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
@@ -29,6 +29,19 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
         let message = "cannot merge several files: Defaults and Policy documents apply to their directory";
         return Err(Failure::new(Exit::Usage, message).hint("convert each file separately"));
     }
+    if (args.full || args.short) && !any_body {
+        // Only a valid document has one meaning in both forms.
+        let loaded = match read.load(&limits) {
+            Some(loaded) => loaded,
+            None => manifest::load(std::slice::from_ref(&args.file), &limits),
+        };
+        if loaded.errors() > 0 {
+            return Ok(invalid(&loaded.problems, printer));
+        }
+        printer.data(&manifests::yaml(&in_form(documents, args)));
+        return Ok(Exit::Done);
+    }
+    let documents = in_form(documents, args);
     let text = manifests::yaml(&documents);
     let Some(dialect) = args.to else {
         printer.data(&text);
@@ -51,6 +64,17 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(invalid(&loaded.problems, printer));
     }
     to_bodies(&loaded, dialect, args, printer)
+}
+
+/// The documents in the form that the flags name.
+fn in_form(documents: Vec<Document>, args: &ConvertArgs) -> Vec<Document> {
+    let inherited = forms::inherited(&documents);
+    let convert = |document: Document| match (args.full, args.short) {
+        (true, _) => forms::long(document, &inherited),
+        (false, true) => forms::short(document, &inherited),
+        (false, false) => document,
+    };
+    documents.into_iter().map(convert).collect()
 }
 
 /// The manifests of the bodies, and whether any of them was a request body.

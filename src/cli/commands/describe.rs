@@ -1,20 +1,25 @@
-//! `abide describe`: specs, facts, hold, changes and next action of one process.
+//! `abide describe`: a summary of a process in sentences, then its facts, specs, hold, changes and next action.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use crate::cli::args::PlainForm;
 use crate::cli::commands::manual::InstanceArgs;
-use crate::cli::declared_names::DeclaredNames;
+use crate::cli::commands::status::warn_not_running;
+use crate::cli::instance_details::{InstanceFacts, no_match};
+use crate::cli::output::age::age_of;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
-use crate::cli::sync_status::{ProcessStatus, statuses};
-use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
+use crate::cli::process_table;
+use crate::cli::sync_status::ProcessStatus;
+use crate::cli::target::{LocalStart, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract::{HistoryEntry, HoldDetails, InstanceChange, ProcessDetails, TargetProcess};
+use crate::clock::now;
+use crate::contract::{
+    HoldDetails, InstanceChange, ListedProcess, NextAction, ProcessDetails, TargetProcess,
+};
 use crate::control::history::changes;
-use crate::model::ProcessKey;
-use crate::store::{Store, keys};
+use crate::model::{SyncStatus, Time};
 
 /// Show all details of one process or instance
 #[derive(Debug, clap::Args)]
@@ -28,79 +33,46 @@ pub struct DescribeArgs {
 
 pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
+        warn_not_running(&args.whom.target, printer)?;
         return Ok(nothing(args, None, printer));
     };
-    let (rows, holds, statuses, history) = runtime()?.block_on(async {
-        let selection = args.whom.select.selection();
-        let named = args.whom.names().map(|name| name.namespace.clone());
-        let namespaces: BTreeSet<_> = named.chain(selection.named_namespaces()).collect();
-        let mut rows = live.rows("&attempts=1", namespaces).await?;
-        let is_instance = |name: &ProcessKey| rows.iter().any(|row| row.instance().process() == *name);
-        let declared = match args.whom.names().all(is_instance) {
-            true => DeclaredNames::default(),
-            false => DeclaredNames::read(&live).await,
-        };
-        rows.retain(|row| declared.means(&args.whom, &selection, row.instance(), row.labels()));
-        for row in rows.iter_mut().take(MAX_MEASURED) {
-            measure(&live, row).await;
-        }
-        let history = live.state.range(keys::HISTORY_PREFIX, None, usize::MAX).await.map(|page| page.entries);
-        let history: Vec<HistoryEntry> = history
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|entry| serde_json::from_slice(&entry.value).ok())
-            .collect();
-        Ok::<_, Failure>((rows, live.restraints().await?.0, statuses(&live).await?, history))
-    })?;
-    let rows: Vec<Value> = rows
-        .into_iter()
-        .map(|row| {
-            let hold = holds.iter().find(|hold| hold.instance == *row.instance()).map(HoldDetails::from);
-            let changes = changes(&history, row.instance());
-            let status = statuses.get(row.instance());
-            let mut row = serde_json::to_value(details(row, hold, status, changes)).unwrap_or_default();
-            redact_secrets(&mut row);
-            row
-        })
-        .collect();
-    if rows.is_empty() {
+    let facts = runtime()?.block_on(InstanceFacts::read(&live, &args.whom))?;
+    if facts.rows.is_empty() {
         let named: Vec<_> = args.whom.names().map(|name| name.namespace.clone()).collect();
         runtime()?.block_on(live.check_namespaces(&named))?;
         return Ok(nothing(args, live.list_note(), printer));
     }
+    facts.missing.iter().for_each(|message| printer.info(message));
+    let described = |row: &TargetProcess| {
+        let instance = row.instance();
+        let hold = facts.hold(instance).map(HoldDetails::from);
+        let changes = changes(&facts.history, instance);
+        let status = facts.statuses.get(instance);
+        let mut value = serde_json::to_value(details(row.clone(), hold, status, changes)).unwrap_or_default();
+        redact_secrets(&mut value);
+        (Summary::of(row.clone(), status), value)
+    };
+    let rows: Vec<(Summary, Value)> = facts.rows.iter().map(described).collect();
     match args.output {
-        PlainForm::Json => printer.data(&format!("{:#}\n", Value::Array(rows))),
-        PlainForm::Text => printer.styled(&rows.iter().map(render).collect::<String>()),
+        PlainForm::Json => {
+            let rows = rows.into_iter().map(|(_, row)| row).collect();
+            printer.data(&format!("{:#}\n", Value::Array(rows)));
+        }
+        PlainForm::Text => {
+            let now = now();
+            printer.styled(&rows.iter().map(|(summary, row)| render(summary, row, now)).collect::<String>());
+        }
     }
     Ok(Exit::Done)
 }
 
 /// Reports that the target has no such process. A reading verb exits with 0 then.
 fn nothing(args: &DescribeArgs, note: Option<String>, printer: &Printer) -> Exit {
-    let names: Vec<String> = args.whom.processes.iter().map(ToString::to_string).collect();
-    let target = &args.whom.target.target;
-    printer.info(&match names.is_empty() {
-        true => format!("target {target} has no process that matches the selection"),
-        false => format!("target {target} has no process {}", names.join(", ")),
-    });
-    printer.info(&note.unwrap_or_else(|| "`abide get processes` lists them".to_owned()));
+    no_match(&args.whom, note).iter().for_each(|line| printer.info(line));
     if args.output == PlainForm::Json {
         printer.data("[]\n");
     }
     Exit::Done
-}
-
-/// Maximum instances whose figures are measured; the others have those of the last sample.
-const MAX_MEASURED: usize = 10;
-
-/// Replaces the figures of a running process by fresh ones, where the agent answers.
-async fn measure(live: &ConnectedTarget, row: &mut TargetProcess) {
-    let (Ok(abide), TargetProcess::Gateway(process)) = (live.abide(), row) else { return };
-    if process.running
-        && let Ok(series) = abide.figures(&process.instance).await
-    {
-        process.figures = series.now.or(process.figures.take());
-    }
 }
 
 fn details(
@@ -120,24 +92,101 @@ fn details(
     ProcessDetails { process, hold, sync, next_action, changes }
 }
 
-/// A row as text: one line per field, nested values as YAML.
-fn render(row: &Value) -> String {
+/// A summary, then one line per field, nested values as YAML.
+fn render(summary: &Summary, row: &Value, now: Time) -> String {
     let mut text = format!("{BOLD}{}{BOLD:#}\n", visible(row["instance"].as_str().unwrap_or_default()));
+    for line in summary.lines(now) {
+        text.push_str(&format!("  {line}\n"));
+    }
+    let same_specs = row["spec"] == row["live_spec"];
     for (name, value) in row.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let shown = match value {
             Value::String(text) if text.is_empty() => continue,
             Value::String(text) => visible(text),
             Value::Object(map) if map.is_empty() => continue,
-            Value::Object(_) | Value::Array(_) => {
-                let yaml = serde_yaml::to_string(value).unwrap_or_default();
-                let lines: Vec<String> = yaml.lines().map(|line| format!("    {}", visible(line))).collect();
-                format!("\n{}", lines.join("\n"))
-            }
+            Value::Object(_) if name == "live_spec" && same_specs => "as registered (spec)".to_owned(),
+            Value::Object(_) if name == "live_spec" => differences(&row["spec"], value),
+            Value::Object(_) | Value::Array(_) => yaml(value),
             other => other.to_string(),
         };
         text.push_str(&format!("  {DIM}{name:<14}{DIM:#} {shown}\n"));
     }
     text
+}
+
+fn yaml(value: &Value) -> String {
+    let yaml = serde_yaml::to_string(value).unwrap_or_default();
+    let lines: Vec<String> = yaml.lines().map(|line| format!("    {}", visible(line))).collect();
+    format!("\n{}", lines.join("\n"))
+}
+
+/// The fields in which the spec in effect differs from the registered one.
+fn differences(registered: &Value, live: &Value) -> String {
+    let (mut old, mut new) = (BTreeMap::new(), BTreeMap::new());
+    flatten(registered, String::new(), &mut new);
+    flatten(live, String::new(), &mut old);
+    let paths: BTreeSet<&String> =
+        old.keys().chain(new.keys()).filter(|path| old.get(*path) != new.get(*path)).collect();
+    let shown =
+        |value: Option<&&Value>| value.map_or("unset".to_owned(), |value| visible(&value.to_string()));
+    let line = |path: &String| {
+        format!("\n    {}: {} (registered: {})", visible(path), shown(old.get(path)), shown(new.get(path)))
+    };
+    paths.into_iter().map(line).collect()
+}
+
+/// The leaves of a value by path.
+fn flatten<'a>(value: &'a Value, path: String, into: &mut BTreeMap<String, &'a Value>) {
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let dot = if path.is_empty() { "" } else { "." };
+                flatten(value, format!("{path}{dot}{name}"), into);
+            }
+        }
+        Value::Null => {}
+        _ => drop(into.insert(path, value)),
+    }
+}
+
+/// The first lines of a description: the state in a sentence, the reason, and the next action.
+struct Summary {
+    process: ListedProcess,
+    status: Option<(SyncStatus, Vec<NextAction>)>,
+}
+
+impl Summary {
+    fn of(row: TargetProcess, status: Option<&ProcessStatus>) -> Summary {
+        let status = status.map(|status| (status.sync, status.next.clone()));
+        let sync = status.as_ref().map_or(SyncStatus::Unknown, |(sync, _)| *sync);
+        Summary { process: row.listed(sync), status }
+    }
+
+    fn lines(&self, now: Time) -> Vec<String> {
+        let mut lines = vec![process_table::state_sentence(&self.process, now)];
+        if let Some(exit) = &self.process.last_exit {
+            let age = age_of(&exit.time, now).map(|age| format!(" ({age} ago)")).unwrap_or_default();
+            lines.push(format!("last exit: {}{age}", visible(&exit.to_string())));
+        }
+        if let Some((_, next)) = &self.status {
+            lines.push(format!("next: {}", next_text(next)));
+        }
+        lines
+    }
+}
+
+/// What the controller will do: the operations with their reasons, or why the instance is held.
+pub fn next_text(next: &[NextAction]) -> String {
+    let one = |action: &NextAction| match action {
+        NextAction::Step { op, why } if why.is_empty() => op.to_string(),
+        NextAction::Step { op, why } => format!("{op} ({})", visible(&why.join(", "))),
+        NextAction::Held { held, detail } if detail.is_empty() => format!("held: {}", held.word()),
+        NextAction::Held { held, detail } => format!("held: {}: {}", held.word(), visible(detail)),
+    };
+    match next.is_empty() {
+        true => "nothing to do".to_owned(),
+        false => next.iter().map(one).collect::<Vec<_>>().join("; "),
+    }
 }
 
 /// Replaces secret values of `env` with a marker.

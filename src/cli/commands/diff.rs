@@ -18,7 +18,7 @@ use crate::model::{
     Present, ProcessKey, Spec, State,
 };
 use crate::reconcile::drifted_files;
-use crate::reconcile::why::{Part, parts};
+use crate::reconcile::field_differences::{ChangedPart, SecretView, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // Exit code 1 means differences, so errors exit with 2.
@@ -55,11 +55,11 @@ struct Difference<'a> {
     seen: Result<Option<Present<'a>>, &'a str>,
     state: (String, &'static str),
     owner: (Option<&'a str>, &'a str),
-    given: Option<Vec<Part>>,
-    live: Option<Vec<Part>>,
+    given: Option<Vec<ChangedPart>>,
+    live: Option<Vec<ChangedPart>>,
     /// Files of the configmap that differ on the host.
     files: Vec<&'a String>,
-    /// Why the plan holds it.
+    /// Reason the plan holds it.
     held: Option<HoldReason>,
 }
 
@@ -139,11 +139,10 @@ fn difference<'a>(
     let empty = Spec::default();
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
-    let versions = present.map(|present| [&present.seen().specs.registered, &present.seen().specs.live]);
-    let known: Vec<&Spec> = versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
+    let secrets = present.map(|present| SecretView::of(&present.seen().specs)).unwrap_or_default();
     let compared = |there: bool, version: fn(Present<'a>) -> &'a KnownSpec| {
         let version = present.filter(|_| there).map(version)?;
-        version.spec().map(|old| fields(old, new, &known))
+        version.spec().map(|old| fields(old, new, &secrets))
     };
     let (held_spec, runs) =
         present.map_or((false, false), |present| (present.registered || present.hosted, present.running));
@@ -168,7 +167,9 @@ fn difference<'a>(
         owner: (present.and_then(|present| present.seen().owner.as_deref()), owner),
         given: if absent {
             // A process that does not exist has no values, also no defaults.
-            Some(fields(&empty, new, &known).into_iter().map(|(field, _, new)| (field, None, new)).collect())
+            Some(
+                fields(&empty, new, &secrets).into_iter().map(|(field, _, new)| (field, None, new)).collect(),
+            )
         } else {
             compared(held_spec, |present| &present.seen().specs.registered)
         },
@@ -179,16 +180,16 @@ fn difference<'a>(
 }
 
 /// The parts that differ between two specs, compared by canonical values.
-fn fields(old: &Spec, new: &Spec, known: &[&Spec]) -> Vec<Part> {
+fn fields(old: &Spec, new: &Spec, secrets: &SecretView<'_>) -> Vec<ChangedPart> {
     let pairs = old.values().into_iter().zip(new.values());
     let differ: Vec<Field> =
         pairs.filter(|((_, old), (_, new))| old != new).map(|((field, _), _)| field).collect();
-    differ.into_iter().flat_map(|field| parts(field, old, new, known)).collect()
+    differ.into_iter().flat_map(|field| parts(field, old, new, secrets)).collect()
 }
 
 fn document(difference: &Difference<'_>) -> contract::Difference {
     let Difference { key, from, want, seen, state, owner, given, live, files, held } = difference;
-    let fields = |parts: &Option<Vec<Part>>| {
+    let fields = |parts: &Option<Vec<ChangedPart>>| {
         parts.as_ref().map(|parts| {
             let parts = parts.iter().cloned();
             parts.map(|(field, old, new)| FieldDifference { field, old, new }).collect()
@@ -275,7 +276,7 @@ fn body(difference: &Difference<'_>) -> String {
 }
 
 /// Old and new lines, with changed words highlighted.
-fn lines(title: &str, parts: &[Part]) -> String {
+fn lines(title: &str, parts: &[ChangedPart]) -> String {
     let mut text = if title.is_empty() { String::new() } else { format!("  {BOLD}{title}{BOLD:#}\n") };
     for (field, old, new) in parts {
         let side = |value: &Option<String>| match value {

@@ -40,21 +40,27 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<Exit, Failure> {
         findings.extend(local());
     }
     findings.extend(target(args)?);
+    findings.extend(notify_routes(args));
     let mut bad = false;
     for finding in findings {
+        bad |= matches!(finding, Finding::Bad(..));
         let text = match finding {
             Finding::Well(what) => format!("{HINT}ok{HINT:#}       {}\n", visible(&what)),
             Finding::Warning(what, todo) => {
-                format!("{WARNING}warning{WARNING:#}  {}\n         {}\n", visible(&what), visible(&todo))
+                format!("{WARNING}warning{WARNING:#}  {}\n{}", visible(&what), remedy_line(&todo))
             }
             Finding::Bad(what, todo) => {
-                bad = true;
-                format!("{ERROR}error{ERROR:#}    {}\n         {}\n", visible(&what), visible(&todo))
+                format!("{ERROR}error{ERROR:#}    {}\n{}", visible(&what), remedy_line(&todo))
             }
         };
         printer.styled(&text);
     }
     Ok(if bad { Exit::Failed } else { Exit::Done })
+}
+
+/// The line below a finding. Some failures have no remedy.
+fn remedy_line(todo: &str) -> String {
+    if todo.is_empty() { String::new() } else { format!("         {}\n", visible(todo)) }
 }
 
 /// An agent holds one file descriptor per process.
@@ -217,6 +223,19 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
     }
     findings.extend(agents(&hosts));
     Ok(findings)
+}
+
+/// The routes of alerts. An invalid config file is a finding of the target.
+fn notify_routes(args: &DoctorArgs) -> Option<Finding> {
+    match args.target.config().ok()?.notify() {
+        Ok(routes) if routes.is_empty() => None,
+        Ok(routes) => {
+            let names: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
+            let names = names.join(", ");
+            Some(Finding::Well(format!("alert routes: {names}; `abide notify test ROUTE` sends a message")))
+        }
+        Err(failure) => Some(Finding::Bad(failure.message, failure.hint.unwrap_or_default())),
+    }
 }
 
 /// The grant of the app or person, and the end of its secret.

@@ -1,14 +1,16 @@
-//! `abide explain`: type, default and meaning of a manifest field, the effect of a change, and the location of its value.
+//! `abide explain`: a manifest field with type, default and effect of a change, the location of its value; and the
+//! meaning of held reasons, states and codes.
 
 use crate::cli::args::ExplainArgs;
 use crate::cli::output::print::{BOLD, DIM, Printer};
 use crate::cli::output::table::{Align, pad};
+use crate::cli::reason_words::{self, WordMeaning};
 use crate::cli::{Exit, Failure};
 use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
 use crate::manifest::grammar::{self, Entry, Requirement, Section};
-use crate::manifest::{self, Code};
+use crate::manifest::{self, Code, did_you_mean};
 use crate::model::{Effect, Field, ProcessKey, StartMode};
-use crate::reconcile::effect::{base_effect, digest};
+use crate::reconcile::effect::base_effect;
 
 pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(field) = &args.field else {
@@ -19,22 +21,55 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
         printer.styled(&Code::ALL.iter().map(|code| problem(*code)).collect::<String>());
         return Ok(Exit::Done);
     }
+    if field == "words" {
+        printer.styled(&reason_words::all_words().iter().map(word_line).collect::<String>());
+        return Ok(Exit::Done);
+    }
     if let Some(code) = Code::ALL.iter().find(|code| code.text().eq_ignore_ascii_case(field)) {
         printer.styled(&problem(*code));
         return Ok(Exit::Done);
     }
-    let found = explain::find(field).map_err(|meant| {
-        let hint = match meant {
-            Some(meant) => format!("did you mean {meant}?"),
-            None => "`abide explain` lists all fields".to_owned(),
-        };
-        Failure::new(Exit::Usage, format!("manifests have no field {field:?}")).hint(hint)
-    })?;
+    let found = match explain::find(field) {
+        Ok(found) => found,
+        Err(meant) => {
+            let meanings = reason_words::meanings(field);
+            if meanings.is_empty() {
+                return Err(unknown(field, meant));
+            }
+            printer.styled(&meanings.iter().map(word).collect::<Vec<_>>().join("\n"));
+            return Ok(Exit::Done);
+        }
+    };
     if args.paths.is_empty() {
         printer.styled(&explanation(&found));
         return Ok(Exit::Done);
     }
     provenance(args, &found, printer)
+}
+
+fn unknown(field: &str, meant: Option<String>) -> Failure {
+    let words = reason_words::all_words();
+    let meant = meant.or_else(|| did_you_mean(field, words.iter().map(|one| &*one.word)).map(str::to_owned));
+    let hint = match meant {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "`abide explain` lists all fields, `abide explain words` all reasons and states".to_owned(),
+    };
+    Failure::new(Exit::Usage, format!("{field:?} is not a manifest field, reason, state or code")).hint(hint)
+}
+
+/// A held reason, a state or a code: its meaning, and the action that follows.
+fn word(one: &WordMeaning) -> String {
+    let mut text = format!("{BOLD}{}{BOLD:#}  {DIM}{}{DIM:#}\n", one.word, one.used_as);
+    text.push_str(&format!("{BOLD}{:<9}{BOLD:#} {}\n", "meaning", one.meaning));
+    if let Some(action) = one.action {
+        text.push_str(&format!("{BOLD}{:<9}{BOLD:#} {action}\n", "action"));
+    }
+    text
+}
+
+fn word_line(one: &WordMeaning) -> String {
+    let (name, used_as) = (pad(&one.word, 20, Align::Left), pad(one.used_as, 23, Align::Left));
+    format!("{BOLD}{name}{BOLD:#} {DIM}{used_as}{DIM:#} {}\n", one.meaning)
 }
 
 fn problem(code: Code) -> String {
@@ -70,7 +105,7 @@ fn line(given: &FieldValue) -> String {
     let from = if value.inherited { ", from Defaults" } else { "" };
     let shown = match &value.shown {
         PrintableValue::Plain(text) => text.clone(),
-        PrintableValue::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
+        PrintableValue::Secret => "(secret)".to_owned(),
     };
     format!("{process}  {path}: {shown}  {DIM}{}{from}{DIM:#}\n", value.place)
 }
@@ -84,7 +119,9 @@ fn overview() -> String {
         }
         text.push('\n');
     }
-    text.push_str("`abide explain FIELD` explains a field.\n");
+    text.push_str(
+        "`abide explain FIELD` explains a field, `abide explain words` lists held reasons and states.\n",
+    );
     text
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::commands::status::warn_not_running;
 use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
@@ -22,7 +23,10 @@ pub struct ExportArgs {
 }
 
 pub fn run(args: &ExportArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let Some(live) = args.target.connect(LocalStart::Never)? else { return Ok(Exit::Done) };
+    let Some(live) = args.target.connect(LocalStart::Never)? else {
+        warn_not_running(&args.target, printer)?;
+        return Ok(Exit::Done);
+    };
     let selection = args.select.selection();
     let (world, declared) = runtime()?.block_on(async {
         let world = live.observe_for(&Desired::default(), Some(BTreeSet::new())).await?;

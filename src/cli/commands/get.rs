@@ -7,16 +7,19 @@ use serde_json::Value;
 
 use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::commands::status::warn_not_running;
 use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, problem, visible};
 use crate::cli::output::table::{Align, Table};
-use crate::cli::sync_status::statuses;
+use crate::cli::process_table::{self, SortKey, TableForm};
+use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract::{ExitDetails, HoldRow, HostCertificate, HostEntry, ListedProcess, TargetProcess};
+use crate::clock::now;
+use crate::contract::{HoldRow, HostCertificate, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
 use crate::manifest::{self, Limits};
-use crate::model::{Hold, InstanceKey, Pause, Time};
+use crate::model::{Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
 use crate::reconcile::SyncStatus;
 
 /// List processes, hosts, tasks, holds or orphans
@@ -25,7 +28,7 @@ use crate::reconcile::SyncStatus;
 /// of the owner that its manifests no longer declare.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get orphans manifests --owner web-team"
+    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get processes --sort health --expand\n  abide get orphans manifests --owner web-team"
 )]
 pub struct GetArgs {
     /// Kind of objects to list
@@ -44,6 +47,12 @@ pub struct GetArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORMAT")]
     pub output: Form,
+    /// With `processes`: order of the rows
+    #[arg(long, value_enum, default_value_t, env = "ABIDE_SORT", value_name = "COLUMN")]
+    pub sort: SortKey,
+    /// With `processes`: one line per instance, also for instances of one process that are alike
+    #[arg(long, env = "ABIDE_EXPAND", value_parser = parse_switch)]
+    pub expand: bool,
     /// Print again after every change, until Ctrl-C
     #[arg(long, env = "ABIDE_WATCH", value_parser = parse_switch)]
     pub watch: bool,
@@ -57,13 +66,18 @@ impl GetArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
+    #[value(alias = "process")]
     Processes,
+    #[value(alias = "host")]
     Hosts,
     /// Recent operations
+    #[value(alias = "task")]
     Tasks,
     /// Holds, pauses, and instances that `watch` has given up on
+    #[value(alias = "hold")]
     Holds,
     /// Processes without an owner, and those that the manifests no longer declare
+    #[value(alias = "orphan")]
     Orphans,
 }
 
@@ -88,17 +102,20 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
     {
         printer.info(&note);
     }
+    if live.is_none() {
+        warn_not_running(&args.target, printer)?;
+    }
     let mut last = None;
     loop {
-        let rows = match &live {
-            // The local system was never started.
-            None => Vec::new(),
+        let listing = match &live {
+            // The local system was never started, or does not run.
+            None => Listing::default(),
             Some(live) => runtime.block_on(rows(args, &declared, live))?,
         };
-        let text = render(args, &rows)?;
-        // Figures alone are not a change.
-        let shown = render(args, &without_figures(&rows))?;
+        // Figures and ages alone are not a change.
+        let shown = without_figures(&listing.rows);
         if last.as_ref() != Some(&shown) {
+            let text = render(args, &listing)?;
             match args.output {
                 Form::Text | Form::Wide => printer.styled(&text),
                 Form::Json | Form::Yaml | Form::Name => printer.data(&text),
@@ -109,6 +126,34 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
             return Ok(Exit::Done);
         }
         std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+}
+
+/// Rows of any kind as JSON, and the typed rows of processes for their table.
+#[derive(Default)]
+struct Listing {
+    rows: Vec<Value>,
+    processes: Vec<ListedProcess>,
+    /// The declared name of each instance.
+    declared: BTreeMap<InstanceKey, ProcessKey>,
+}
+
+impl From<Vec<Value>> for Listing {
+    fn from(rows: Vec<Value>) -> Listing {
+        Listing { rows, ..Listing::default() }
+    }
+}
+
+impl Listing {
+    fn of_processes(
+        processes: Vec<ListedProcess>,
+        statuses: &BTreeMap<InstanceKey, ProcessStatus>,
+    ) -> Listing {
+        let name = |(key, status): (&InstanceKey, &ProcessStatus)| {
+            Some((key.clone(), status.declared_name.clone()?))
+        };
+        let rows = processes.iter().map(value).collect();
+        Listing { rows, processes, declared: statuses.iter().filter_map(name).collect() }
     }
 }
 
@@ -125,7 +170,7 @@ async fn rows(
     args: &GetArgs,
     declared: &DeclaredProcesses,
     live: &ConnectedTarget,
-) -> Result<Vec<Value>, Failure> {
+) -> Result<Listing, Failure> {
     let selection = args.select.selection();
     let namespaces = selection.named_namespaces();
     // Only a name may be that of several instances.
@@ -137,7 +182,7 @@ async fn rows(
         let key = row.instance();
         selection.is_everything() || selection.means(key, names.of(key), row.labels())
     };
-    let rows = match args.kind {
+    let rows: Vec<Value> = match args.kind {
         Kind::Processes | Kind::Orphans => {
             // An instance whose first start failed is not registered: it is not an orphan.
             let attempts = if args.kind == Kind::Processes { "&attempts=1" } else { "" };
@@ -150,9 +195,14 @@ async fn rows(
                     // Without an active revision to compare with, the sync status is unknown.
                     let listed = |row: TargetProcess| match statuses.get(row.instance()) {
                         None => row.listed(SyncStatus::Unknown),
-                        Some(one) => ListedProcess { source: one.declared.clone(), ..row.listed(one.sync) },
+                        Some(one) => {
+                            let source = one.declared.clone();
+                            ListedProcess { source, why: one.held(), ..row.listed(one.sync) }
+                        }
                     };
-                    meant.map(listed).map(value).collect()
+                    let mut listed: Vec<ListedProcess> = meant.map(listed).collect();
+                    process_table::sort(&mut listed, args.sort);
+                    return Ok(Listing::of_processes(listed, &statuses));
                 }
             }
         }
@@ -167,37 +217,43 @@ async fn rows(
             let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
             tasks.into_iter().map(value).collect()
         }
-        Kind::Holds => {
-            let (holds, pauses) = live.restraints().await?;
-            // A hold has no labels: those of its instance are compared.
-            let seen = match &selection.labels {
-                Some(_) => live.observe_with(namespaces).await?.instances,
-                None => BTreeMap::new(),
-            };
-            let labels =
-                |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
-            let is_selected = |key: &InstanceKey| selection.means(key, names.of(key), &labels(key));
-            let meant = |hold: &Hold| is_selected(&hold.instance);
-            let holds = holds.iter().filter(|hold| meant(hold)).map(HoldRow::from);
-            // A pause of the whole target applies to every selected namespace.
-            let of = |pause: &Pause| {
-                let all = &selection.namespaces;
-                all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
-            };
-            let pauses = pauses.iter().filter(|pause| of(pause)).map(HoldRow::from);
-            let suspended = suspended::read_all_owners(&live.state).await;
-            let suspended = suspended.map_err(|error| live.failure(&error))?.into_iter();
-            let suspended = suspended.filter(|(key, _)| is_selected(key));
-            let suspended = suspended.map(|(key, suspended)| HoldRow {
-                what: key.to_string(),
-                by: "watch".to_owned(),
-                reason: Some(format!("{}: {}", suspended.reason, suspended.why)),
-                until: None,
-            });
-            holds.chain(pauses).chain(suspended).map(value).collect()
-        }
+        Kind::Holds => holds(live, &selection, &names).await?,
     };
-    Ok(rows)
+    Ok(rows.into())
+}
+
+/// The holds, pauses and suspended instances of a selection.
+async fn holds(
+    live: &ConnectedTarget,
+    selection: &Selection,
+    names: &DeclaredNames,
+) -> Result<Vec<Value>, Failure> {
+    let (holds, pauses) = live.restraints().await?;
+    // A hold has no labels: those of its instance are compared.
+    let seen = match &selection.labels {
+        Some(_) => live.observe_with(selection.named_namespaces()).await?.instances,
+        None => BTreeMap::new(),
+    };
+    let labels = |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
+    let is_selected = |key: &InstanceKey| selection.means(key, names.of(key), &labels(key));
+    let meant = |hold: &Hold| is_selected(&hold.instance);
+    let holds = holds.iter().filter(|hold| meant(hold)).map(HoldRow::from);
+    // A pause of the whole target applies to every selected namespace.
+    let of = |pause: &Pause| {
+        let all = &selection.namespaces;
+        all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
+    };
+    let pauses = pauses.iter().filter(|pause| of(pause)).map(HoldRow::from);
+    let suspended = suspended::read_all_owners(&live.state).await;
+    let suspended = suspended.map_err(|error| live.failure(&error))?.into_iter();
+    let suspended = suspended.filter(|(key, _)| is_selected(key));
+    let suspended = suspended.map(|(key, suspended)| HoldRow {
+        what: key.to_string(),
+        by: "watch".to_owned(),
+        reason: Some(format!("{}: {}", suspended.reason, suspended.why)),
+        until: None,
+    });
+    Ok(holds.chain(pauses).chain(suspended).map(value).collect())
 }
 
 /// Owner and instances of the manifests in PATH.
@@ -249,7 +305,8 @@ fn value(row: impl serde::Serialize) -> Value {
     serde_json::to_value(row).unwrap_or_default()
 }
 
-fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
+fn render(args: &GetArgs, listing: &Listing) -> Result<String, Failure> {
+    let rows = &listing.rows;
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Exit::Failed, format!("cannot format the rows: {error}"))
     };
@@ -259,7 +316,12 @@ fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
         }
         Form::Yaml => serde_yaml::to_string(rows).map_err(|error| failed(&error)),
         Form::Name => Ok(rows.iter().map(|row| format!("{}\n", name(args.kind, row))).collect()),
-        Form::Text | Form::Wide => Ok(table(args, rows)),
+        Form::Text | Form::Wide if rows.is_empty() => Ok(format!("no {}\n", kind_word(args.kind))),
+        Form::Text | Form::Wide if args.kind == Kind::Processes => {
+            let form = TableForm { wide: args.output == Form::Wide, expand: args.expand };
+            Ok(process_table::table(&listing.processes, &listing.declared, form, now()))
+        }
+        Form::Text | Form::Wide => Ok(table(args.kind, rows)),
     }
 }
 
@@ -293,42 +355,16 @@ fn kind_word(kind: Kind) -> &'static str {
     }
 }
 
-fn table(args: &GetArgs, rows: &[Value]) -> String {
-    let wide = args.output == Form::Wide;
-    let fields: &[&str] = match (args.kind, wide) {
-        (Kind::Processes, false) => {
-            &["namespace", "name", "host", "running", "hosting", "health", "pid", "message"]
+/// A table of another kind than processes.
+fn table(kind: Kind, rows: &[Value]) -> String {
+    let fields: &[&str] = match kind {
+        Kind::Hosts => &["host", "agent", "version", "processes", "clock", "certificate", "heard"],
+        Kind::Tasks => &["id", "begun", "rows", "done", "failed"],
+        Kind::Processes | Kind::Orphans => {
+            &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"]
         }
-        (Kind::Processes, true) => &[
-            "namespace",
-            "name",
-            "host",
-            "registered",
-            "running",
-            "hosting",
-            "health",
-            "pid",
-            "owner",
-            "version",
-            "since",
-            "exit",
-            "next",
-            "message",
-            "restarts",
-            "last_exit",
-            "cores",
-            "memory",
-            "fds",
-            "threads",
-        ],
-        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "certificate", "heard"],
-        (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
-        (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
-        (Kind::Holds, _) => &["what", "by", "until", "reason"],
+        Kind::Holds => &["what", "by", "until", "reason"],
     };
-    if rows.is_empty() {
-        return format!("no {}\n", kind_word(args.kind));
-    }
     let cell = |value: &Value| match value {
         Value::Null => "-".to_owned(),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
@@ -336,21 +372,8 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         Value::String(text) => visible(text.lines().next().unwrap_or_default()),
         other => other.to_string(),
     };
-    let shown = |row: &Value, field: &str| match (args.kind, field) {
-        (Kind::Processes, "last_exit") => {
-            let exit = serde_json::from_value::<ExitDetails>(row[field].clone());
-            exit.map_or("-".to_owned(), |exit| visible(&exit.to_string()))
-        }
-        (Kind::Processes, "cores") if let Some(cores) = row[field].as_f64() => format!("{cores:.2}"),
-        (Kind::Processes, "memory") if let Some(bytes) = row[field].as_f64() => {
-            format!("{:.1}MB", bytes / 1e6)
-        }
+    let shown = |row: &Value, field: &str| match (kind, field) {
         (Kind::Hosts, "certificate") => describe_certificate(&row[field]),
-        (Kind::Processes, "message") if row[field].as_str().is_none_or(str::is_empty) => {
-            let drifted = row["drifted_files"][0].as_str();
-            drifted
-                .map_or("-".to_owned(), |path| format!("file differs from the configmap: {}", visible(path)))
-        }
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         // Milliseconds in JSON, a time for people.
         (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),
@@ -390,7 +413,7 @@ mod tests {
         let rows = [json!({"id": "t1", "begun": 1_763_424_000_000_i64, "rows": 2, "done": 1, "failed": 0})];
         let render = |form: &str| {
             let Get { args } = Get::try_parse_from(["get", "tasks", "-o", form]).expect("arguments");
-            render(&args, &rows).expect("text")
+            render(&args, &rows.to_vec().into()).expect("text")
         };
         let text = render("text");
         assert!(text.contains("2025-11-18T00:00:00Z") && !text.contains("1763424000000"), "{text}");

@@ -3,11 +3,15 @@
 use crate::cli::args::PlainForm;
 use crate::cli::commands::rollback::describe_pin;
 use crate::cli::commands::watch::source::short_id;
-use crate::cli::output::print::{DIM, Printer, WARNING, visible};
+use crate::cli::output::age::local_and_age;
+use crate::cli::output::print::{Printer, WARNING, visible};
+use crate::cli::output::table::{Align, Table};
 use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::contract;
+use crate::clock::now;
+use crate::contract::{self, HistoryEntry};
 use crate::control::{history, pin};
+use crate::model::Time;
 use crate::store::Error;
 
 /// Show applied revisions and their outcomes
@@ -54,28 +58,55 @@ pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
             describe_pin(pin)
         ));
     }
-    for entry in &entries {
-        let operations: Vec<String> =
-            entry.summary.operations().map(|(op, many)| format!("{many} {op}")).collect();
-        let end = match entry.exit {
-            Some(0) => "converged".to_owned(),
-            Some(code) => format!("exit {code}"),
-            None => "in flight, or interrupted".to_owned(),
-        };
-        let revision: String = visible(&entry.revision).chars().take(12).collect();
-        let commit =
-            entry.commit.as_deref().map(|commit| format!(" {}", short_id(commit))).unwrap_or_default();
-        printer.styled(&format!(
-            "{}  {DIM}{revision}{DIM:#}  {}{commit}  {}  {end}\n",
-            visible(&entry.at),
-            visible(&entry.source),
-            operations.join(", ")
-        ));
-        // The first failure is usually the cause of the others.
-        if let Some(step) = entry.steps.iter().find(|step| !step.message.is_empty()) {
-            let message = step.message.lines().map(visible).collect::<Vec<_>>().join(" ");
-            printer.styled(&format!("    {} {}: {message}\n", step.op, visible(&step.instance.to_string())));
-        }
+    if !entries.is_empty() {
+        printer.styled(&table(&entries, now()));
     }
     Ok(Exit::Done)
+}
+
+/// One line per applied revision, the newest first. Times are in the host's zone.
+fn table(entries: &[HistoryEntry], now: Time) -> String {
+    let columns = ["WHEN", "REVISION", "COMMIT", "SOURCE", "BY", "OPERATIONS", "OUTCOME"];
+    let mut table = Table::new(columns.map(|name| (name, Align::Left)));
+    for entry in entries {
+        let operations: Vec<String> =
+            entry.summary.operations().map(|(op, many)| format!("{many} {op}")).collect();
+        let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+        table.row(vec![
+            visible(&local_and_age(&entry.at, now).unwrap_or_else(|| entry.at.clone())),
+            visible(&entry.revision).chars().take(12).collect(),
+            entry.commit.as_deref().map_or("-".to_owned(), short_id),
+            visible(&entry.source),
+            visible(&entry.by),
+            or_none(operations.join(", ")),
+            outcome(entry),
+        ]);
+    }
+    table.text()
+}
+
+/// How it ended, and the message of the first failure: it is usually the cause of the others.
+fn outcome(entry: &HistoryEntry) -> String {
+    let end = match entry.exit {
+        Some(0) => "converged".to_owned(),
+        Some(code) => format!("exit {code}"),
+        None => "in flight, or interrupted".to_owned(),
+    };
+    let mut parts = vec![end];
+    parts.extend((entry.pinned == Some(true)).then(|| "pinned".to_owned()));
+    parts.extend(
+        entry
+            .break_glass
+            .iter()
+            .map(|reason| format!("break-glass by {}: {}", visible(&entry.by), visible(reason))),
+    );
+    if !entry.signed_by.is_empty() {
+        let persons: Vec<String> = entry.signed_by.iter().map(|person| visible(person)).collect();
+        parts.push(format!("signed by {}", persons.join(" and ")));
+    }
+    if let Some(step) = entry.steps.iter().find(|step| !step.message.is_empty()) {
+        let message = step.message.lines().map(visible).collect::<Vec<_>>().join(" ");
+        parts.push(format!("{} {}: {message}", step.op, visible(&step.instance.to_string())));
+    }
+    parts.join("; ")
 }

@@ -8,7 +8,11 @@ use crate::manifest::{self, Limits, init};
 pub fn run(args: &InitArgs, printer: &Printer) -> Result<Exit, Failure> {
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot read the current directory: {error}")))?;
-    let text = init::manifest(&args.command, &here);
+    let options = init::InitOptions { namespace: args.namespace.clone(), name: args.name.clone() };
+    let Some(text) = init::manifest(&args.command, &here, &options) else {
+        let message = format!("{:?} is not the name of a program", args.command[0]);
+        return Err(Failure::new(Exit::Usage, message).hint("such as `abide init -- ./api --port 8080`"));
+    };
     let checked = manifest::load_text("the manifest", text.clone(), &Limits::default());
     if let Some(problem) = checked.problems.first() {
         let message = format!("cannot write a manifest for this command: {}", problem.message);

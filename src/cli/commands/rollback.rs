@@ -8,7 +8,7 @@ use clap::builder::NonEmptyStringValueParser;
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::commands::apply::{self, ApplyArgs, ExecutionArgs};
 use crate::cli::commands::plan::args::{
-    BudgetArgs, InputArgs, OfflineArgs, OwnershipArgs, PlanForm, SelectArgs,
+    BreakGlassArgs, BudgetArgs, InputArgs, OfflineArgs, OwnershipArgs, PlanForm, SelectArgs,
 };
 use crate::cli::commands::plan::input::DesiredInput;
 use crate::cli::commands::plan::json as plan_json;
@@ -25,7 +25,7 @@ use crate::engine::other_sources::contains;
 use crate::manifest;
 use crate::model::{ManifestRevision, ProcessKey};
 use crate::reconcile::Caps;
-use crate::store::{Error, Outcome, Store, Txn, keys};
+use crate::store::{Error, Store, Txn, TxnOutcome, keys};
 
 /// Pin an earlier revision and apply it
 ///
@@ -46,6 +46,9 @@ pub struct RollbackArgs {
     /// Reason to record
     #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
     pub reason: Option<String>,
+    /// Change instances outside of maintenance windows; requires --reason. Protections, holds, owners and budgets still apply
+    #[arg(long, env = "ABIDE_BREAK_GLASS", value_parser = parse_switch)]
+    pub break_glass: bool,
     /// Apply without asking for approval
     #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
@@ -210,7 +213,7 @@ async fn unpin(owner: &str, live: &ConnectedTarget, printer: &Printer) -> Result
     };
     let key = keys::pin(owner);
     let ended = live.state.txn(Txn::delete(&key).only_if(&key, changed)).await.map_err(broken)?;
-    if let Outcome::Conflict(_) = ended {
+    if let TxnOutcome::Conflict(_) = ended {
         let message = "the pin changed at the same time: nothing was done";
         return Err(Failure::new(Exit::Failed, message).hint("`abide history` shows the current pin"));
     }
@@ -226,6 +229,7 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
         owner: Some(owner.to_owned()),
         claims: OwnershipArgs { prune: args.prune, ..OwnershipArgs::default() },
         bounds: args.bounds.clone(),
+        break_glass: BreakGlassArgs { break_glass: args.break_glass, reason: args.reason.clone() },
         select: SelectArgs::default(),
         offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
         limits: args.limits.clone(),
@@ -271,6 +275,7 @@ pub async fn apply_old_revision(
         owner: Some(old.owner.to_owned()),
         claims: OwnershipArgs::default(),
         bounds: old.bounds.clone(),
+        break_glass: BreakGlassArgs::default(),
         select: SelectArgs { include: vec![old.process.clone()], ..SelectArgs::default() },
         offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
         limits: old.limits.clone(),

@@ -21,7 +21,7 @@ use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::gateway::audit::{AuditLog, AuditSettings};
 use crate::gateway::auth::{Apps, Authenticator, CredentialsFileError, Tokens};
-use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware};
+use crate::gateway::{FleetMembership, FleetTrust, Gateway, excess_entries, middleware, overload_body};
 use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{PermissionError, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error, print_set_aside};
@@ -246,7 +246,8 @@ impl RunningGateway {
     ) -> Result<RunningGateway, Failure> {
         let gateway = Arc::new(Gateway::new(store.clone()).with_audit(audit));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-        let listener = Listener { socket, tls, connections, header_time };
+        let overload_body = overload_body();
+        let listener = Listener { socket, tls, connections, header_time, overload_body };
         let fleet = Arc::new(FleetMembership::new(gateway.store(), trust));
         let loaded = fleet.load().await;
         let loaded = loaded.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;

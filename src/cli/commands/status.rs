@@ -53,6 +53,18 @@ fn not_running_text(target: &TargetArgs) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// Warns that a local system does not run: a reading verb shows none of its processes.
+pub fn warn_not_running(target: &TargetArgs, printer: &Printer) -> Result<(), Failure> {
+    // A local system that was never started has no processes.
+    if target.target != "local" || !Home::find()?.path("gateway/store.db").exists() {
+        return Ok(());
+    }
+    let left = runtime()?.block_on(count_left_running(&Home::find()?));
+    let also = if left > 0 { format!("; {}", unsupervised_message(left)) } else { String::new() };
+    printer.warning(&format!("the local system is not running, so its processes are not shown{also}"));
+    Ok(())
+}
+
 pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.target.connect(LocalStart::Never)? else {
         match args.output {
@@ -72,6 +84,14 @@ pub fn run(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
+/// The active revision of an owner.
+struct OwnerRevision {
+    owner: String,
+    revision: ActiveRevision,
+    /// Its processes were compared with it. A caller with role `read` gets no stored manifests with secrets.
+    is_compared: bool,
+}
+
 /// What `status` shows of a target.
 struct StatusView {
     hosts: usize,
@@ -86,7 +106,7 @@ struct StatusView {
     holds: usize,
     pauses: usize,
     pins: Vec<(String, Pin)>,
-    active: Vec<(String, ActiveRevision)>,
+    active: Vec<OwnerRevision>,
     controllers: Vec<PublishedStatus>,
 }
 
@@ -95,6 +115,7 @@ impl StatusView {
         let mut observed = live.observe_all().await?;
         let hosts = live.hosts(&observed).await?;
         let mut statuses = statuses(live).await?;
+        let active = active_revisions(live, &observed, &statuses).await?;
         let (holds, pauses) = live.restraints().await?;
         if !selection.is_everything() {
             let declared = DeclaredNames::read(live).await;
@@ -125,7 +146,7 @@ impl StatusView {
             holds: holds.len(),
             pauses: pauses.len(),
             pins: live.pins().await?,
-            active: active_revisions(live).await?,
+            active,
             controllers: controllers(live).await?,
         })
     }
@@ -171,12 +192,17 @@ impl StatusView {
         let restraints = restraints.into_iter().filter(|(n, _)| *n > 0);
         text.extend(restraints.map(|(n, what)| format!(", {}", count(n, what))));
         text.push('\n');
-        for (owner, active) in &self.active {
+        for OwnerRevision { owner, revision: active, is_compared } in &self.active {
             let commit =
                 active.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
             let (owner, revision, source) =
                 (visible(owner), short_id(active.revision.as_str()), visible(&active.source));
-            text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
+            let unknown = if *is_compared {
+                ""
+            } else {
+                "; its manifests cannot be read, so the sync status is unknown"
+            };
+            text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}{unknown}\n"));
         }
         for (owner, pin) in &self.pins {
             let (owner, pin) = (visible(owner), describe_pin(pin));
@@ -190,7 +216,10 @@ impl StatusView {
         text.push_str(&groups(wrong.chain(drift)));
         self.unknown_specs.iter().for_each(|key| text.push_str(&unknown_spec_line(key)));
         if self.wrong.is_empty() {
-            text.push_str("all processes are in sync and healthy\n");
+            text.push_str(match self.active.iter().all(|one| one.is_compared) {
+                true => "all processes are in sync and healthy\n",
+                false => "no process is known to be out of sync or unhealthy\n",
+            });
         }
         text
     }
@@ -231,6 +260,8 @@ fn controller_text(one: &PublishedStatus) -> String {
     text.extend(more.into_iter().flatten().map(|more| format!(", {more}")));
     text.push('\n');
     text.extend(problem(one).map(|why| format!("  {WARNING}!{WARNING:#} {}\n", visible(&why))));
+    let failing = one.notify_failures.iter().map(|why| visible(&format!("alerts are not delivered: {why}")));
+    text.extend(failing.map(|line| format!("  {WARNING}!{WARNING:#} {line}\n")));
     text
 }
 
@@ -278,17 +309,25 @@ fn unknown_spec_line(key: &InstanceKey) -> String {
 }
 
 /// The active revision of each owner.
-async fn active_revisions(live: &ConnectedTarget) -> Result<Vec<(String, ActiveRevision)>, Failure> {
+async fn active_revisions(
+    live: &ConnectedTarget,
+    observed: &Observed,
+    statuses: &BTreeMap<InstanceKey, ProcessStatus>,
+) -> Result<Vec<OwnerRevision>, Failure> {
     let broken = |error: Error| live.failure(&error);
     let mut all = Vec::new();
     for owner in stored_revisions::owners(&live.state).await.map_err(broken)? {
         let active = stored_revisions::active(&live.state, &owner).await.map_err(broken)?.0;
-        all.extend(active.map(|active| (owner, active)));
+        let of_owner = |seen: &ObservedInstance| seen.owner.as_deref() == Some(owner.as_str());
+        let owned = observed.instances.iter().filter(|(_, seen)| of_owner(seen));
+        let mut compared = owned.map(|(key, _)| statuses.contains_key(key)).peekable();
+        let is_compared = compared.peek().is_none() || compared.any(|one| one);
+        all.extend(active.map(|revision| OwnerRevision { owner, revision, is_compared }));
     }
     Ok(all)
 }
 
-fn active_source((owner, active): &(String, ActiveRevision)) -> ActiveSource {
+fn active_source(OwnerRevision { owner, revision: active, .. }: &OwnerRevision) -> ActiveSource {
     ActiveSource {
         owner: owner.clone(),
         revision: active.revision.to_string(),

@@ -180,7 +180,8 @@ fn start_notifiers(
         return Ok(None);
     }
     let from = WatchSource::Paths { paths: args.paths.clone(), only_poll: false };
-    Notifiers::start(&args.tell, watch_over::controller_info(&from, controller, "local")).map(Some)
+    let routes = configured().config()?.notify()?;
+    Notifiers::start(&args.tell, routes, watch_over::controller_info(&from, controller, "local")).map(Some)
 }
 
 /// The lock of the local system. `None`: another system runs, and this one was started in the background.
@@ -249,9 +250,14 @@ fn owner(args: &UpArgs) -> Result<Option<String>, Failure> {
     if args.paths.is_empty() {
         return Ok(None);
     }
-    let config = std::env::var_os("ABIDE_CONFIG").map(PathBuf::from);
     let desired = manifest::load(&args.paths, &args.limits.limits()).desired;
-    resolve_owner(None, &desired, &TargetArgs { config, ..TargetArgs::local() })
+    resolve_owner(None, &desired, &configured())
+}
+
+/// The local system, with the config file.
+fn configured() -> TargetArgs {
+    let config = std::env::var_os("ABIDE_CONFIG").map(PathBuf::from);
+    TargetArgs { config, ..TargetArgs::local() }
 }
 
 /// Runs the controller until it is stopped. Without manifests it only waits.

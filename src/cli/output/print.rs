@@ -2,7 +2,7 @@
 //!
 //! With `--log-format json` a daemon writes each message, warning and failure as a JSON object.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::{AutoStream, ColorChoice};
@@ -13,10 +13,11 @@ use unicode_width::UnicodeWidthChar;
 use super::stderr;
 use crate::cli::args::{Color, GlobalArgs};
 use crate::cli::{Exit, Failure};
-use crate::clock::now;
+use crate::clock::{local_text, now};
 use crate::escape::is_hidden;
 pub use crate::escape::{visible, visible_lines};
 use crate::manifest::{Problem, Severity};
+use crate::model::noun_for;
 
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
@@ -151,6 +152,16 @@ impl Printer {
         self.to_stderr(&text);
     }
 
+    /// A message of a long-running verb. On a terminal it begins with the time of day.
+    pub fn timed(&self, text: &str) {
+        if std::io::stderr().is_terminal() {
+            let local = local_text(now());
+            let time = local.split_once(' ').map_or(local.as_str(), |(_, time)| time);
+            return self.to_stderr(&format!("{DIM}{time}{DIM:#}  {text}"));
+        }
+        self.to_stderr(text);
+    }
+
     pub fn to_stderr(&self, text: &str) {
         let mut stream = AutoStream::new(Vec::new(), self.stderr_color);
         let _ = stream.write_all(text.as_bytes());
@@ -215,12 +226,7 @@ pub fn quoted(text: &str) -> String {
 
 /// "1 file", "2 files".
 pub fn count(n: usize, thing: &str) -> String {
-    let ending = match n {
-        1 => "",
-        _ if thing.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{} {thing}{ending}", with_thousands_separators(n))
+    format!("{} {}", with_thousands_separators(n), noun_for(&n, thing))
 }
 
 /// 10,000 rather than 10000.

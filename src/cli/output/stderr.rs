@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::clock::now;
+use crate::model::count;
 
 /// Maximum queued bytes.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
@@ -74,8 +75,7 @@ impl QueueState {
 }
 
 fn dropped_message(lines: usize, in_json: bool) -> String {
-    let plural = if lines == 1 { "" } else { "s" };
-    let message = format!("dropped {lines} log line{plural}: stderr is not being read");
+    let message = format!("dropped {}: stderr is not being read", count(lines, "log line"));
     match in_json {
         true => {
             let time = now().to_string();

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::config_files::Definition;
+use super::notify_config::RouteEntry;
+use super::secret_from::{SecretFrom, TextOrSecret};
 use crate::backend::{Abide, AnyBackend, Business, Pace, Platform};
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
@@ -21,6 +23,8 @@ pub struct Config {
     pub targets: BTreeMap<String, Entry>,
     pub owner: Option<String>,
     pub state: Option<String>,
+    /// Routes of alerts.
+    pub notify: Option<BTreeMap<String, RouteEntry>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -43,7 +47,7 @@ pub struct Entry {
     #[serde(default)]
     proxy: Option<String>,
     #[serde(default)]
-    headers: BTreeMap<String, HeaderFrom>,
+    headers: BTreeMap<String, TextOrSecret>,
     #[serde(default)]
     supplier_id: Option<u64>,
     #[serde(default)]
@@ -83,14 +87,6 @@ fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D
     })
 }
 
-/// A header's value, or its location.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum HeaderFrom {
-    Text(String),
-    Kept(SecretFrom),
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Auth {
@@ -107,7 +103,7 @@ impl Auth {
         match (&self.app_code, &self.app_secret, &self.token) {
             (Some(code), Some(secret), None) => Ok(ApiCredentials::App {
                 code: code.clone(),
-                secret: secret.read(target, "auth.app_secret")?,
+                secret: secret.read(&format!("target {target:?}: auth.app_secret"))?,
                 username: self.username.clone(),
             }),
             (None, None, Some(_)) if dialect != Dialect::Abide => {
@@ -116,31 +112,10 @@ impl Auth {
             (None, None, Some(_)) if self.username.is_some() => {
                 Err(wrong("username belongs to an app: the gateway knows the name of a token's person"))
             }
-            (None, None, Some(token)) => Ok(ApiCredentials::Token(token.read(target, "auth.token")?)),
+            (None, None, Some(token)) => {
+                Ok(ApiCredentials::Token(token.read(&format!("target {target:?}: auth.token"))?))
+            }
             _ => Err(wrong("must have app_code and app_secret of an app, or token of a person")),
-        }
-    }
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SecretFrom {
-    env: Option<String>,
-    file: Option<PathBuf>,
-}
-
-impl SecretFrom {
-    fn read(&self, target: &str, what: &str) -> Result<String, Failure> {
-        let failed = |why: String| Failure::new(Exit::Usage, format!("target {target:?}: {what}: {why}"));
-        match (&self.env, &self.file) {
-            (Some(name), None) => std::env::var(name).map_err(|_| {
-                failed(format!("the variable {name} is not set"))
-                    .hint(format!("export {name} in this shell or pipeline, or write {{file: PATH}} here"))
-            }),
-            (None, Some(file)) => std::fs::read_to_string(file)
-                .map(|text| text.trim().to_owned())
-                .map_err(|error| failed(format!("cannot read {}: {error}", file.display()))),
-            _ => Err(failed("must be {env: NAME} or {file: PATH}".to_owned())),
         }
     }
 }
@@ -186,10 +161,7 @@ impl Entry {
         })?;
         let headers = &mut calling.headers;
         for (header, value) in &self.headers {
-            let value = match value {
-                HeaderFrom::Text(text) => text.clone(),
-                HeaderFrom::Kept(kept) => kept.read(name, &format!("headers.{header}"))?,
-            };
+            let value = value.read(&format!("target {name:?}: headers.{header}"))?;
             headers.push((header.clone(), value));
         }
         headers.extend(self.tenant.clone().map(|tenant| ("X-Bk-Tenant-Id".to_owned(), tenant)));

@@ -12,7 +12,9 @@ use tracing::info;
 
 use super::TargetArgs;
 use super::config::{Config, Entry};
+use super::notify_config::RouteEntry;
 use super::trust::{self, Trust};
+use crate::alerts::AlertRoute;
 use crate::cli::{Exit, Failure};
 pub use crate::contract::ConfigOrigin;
 
@@ -123,6 +125,23 @@ impl ConfigFiles {
         let Some(file) = self.files().find(|file| file.config.state.is_some()) else { return Ok(None) };
         may_use(&file.path, file.trust, "`state`")?;
         Ok(file.config.state.clone())
+    }
+
+    /// The routes of alerts, of the first file that has some.
+    pub fn notify(&self) -> Result<Vec<AlertRoute>, Failure> {
+        let Some((file, routes)) = self.files().find_map(|file| Some((file, file.config.notify.as_ref()?)))
+        else {
+            return Ok(Vec::new());
+        };
+        may_use(&file.path, file.trust, "`notify`")?;
+        let folder = file.path.parent().unwrap_or(Path::new("."));
+        let route = |(name, entry): (&String, &RouteEntry)| {
+            entry.route(name, folder).map_err(|mut failure| {
+                failure.message = format!("{} ({})", failure.message, file.path.display());
+                failure
+            })
+        };
+        routes.iter().map(route).collect()
     }
 
     pub fn targets(&self) -> impl Iterator<Item = (&String, &Entry)> {

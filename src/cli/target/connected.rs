@@ -88,9 +88,11 @@ impl ConnectedTarget {
                 let hint = format!("`abide plan` shows them; {flag} allows more");
                 Failure::refused(reason.word(), message).hint(hint)
             }
-            ApplyError::SavedPlanStale => {
+            ApplyError::SavedPlanStale { .. } => {
                 Failure::refused("StalePlan", message()).hint("plan again, and review the new plan")
             }
+            ApplyError::AlreadyApplied { .. } => Failure::refused("NotSigned", message())
+                .hint("`abide plan PATH --out FILE` makes a new plan to sign"),
             ApplyError::PlanChanged => {
                 Failure::refused("StalePlan", message()).hint("apply again, and review the new plan")
             }
@@ -104,7 +106,7 @@ impl ConnectedTarget {
             AnyBackend::Abide(abide) => Ok(abide),
             AnyBackend::Platform(_) => {
                 let message = format!(
-                    "target {} speaks {}, which cannot tell that",
+                    "target {} has dialect {}, which has no such list",
                     self.name,
                     self.backend.dialect().name()
                 );
@@ -220,6 +222,7 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Platf
         owner: seen.owner.as_deref().map(str::to_owned),
         revision: revision(&seen.specs.registered),
         live_revision: revision(&seen.specs.live),
+        secret_key: None,
         live_spec_unknown: seen.specs.is_live_assumed,
         sync: SyncStatus::Unknown,
         health: seen.health.word().to_owned(),

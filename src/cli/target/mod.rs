@@ -4,6 +4,8 @@ pub mod access;
 mod config;
 mod config_files;
 mod connected;
+pub mod notify_config;
+mod secret_from;
 pub mod trust;
 
 pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};

@@ -55,6 +55,7 @@ impl<T: Target> Reconciler<'_, T> {
         let item = WorkItem {
             number: self.writer.next_number(),
             run: new_run_id(),
+            repairs: self.repairs.of(&plan, &result.desired),
             plan: Arc::clone(&plan),
             desired: Arc::clone(&result.desired),
             observed: Arc::clone(&result.observed),
@@ -73,13 +74,16 @@ impl<T: Target> Reconciler<'_, T> {
     /// Acquires the writer lease and checks that the plan is still current.
     async fn check_admission(&mut self) -> Result<Admission, PassError> {
         let context = self.context;
+        // Both are durable writes, which the store commits together.
+        let leading = self.writer.is_leading(context);
+        let (lease, is_leading) = tokio::join!(self.writer.acquire(context), leading);
         // An `apply` holds the lease: the plan may change after it.
-        let Some(lease) = self.writer.acquire(context).await? else { return Ok(Admission::Denied) };
+        let Some(lease) = lease? else { return Ok(Admission::Denied) };
         // A revision was pinned, or a pin ended, since this was planned.
         if !self.resolver.is_pin_current(context).await.unwrap_or(false) {
             return Ok(Admission::Denied);
         }
-        if !self.writer.is_leading(context).await {
+        if !is_leading {
             return Ok(Admission::Denied);
         }
         // If another writer was active since our last write, its changes are observed first.

@@ -3,7 +3,8 @@
 //! # Theory of operation
 //!
 //! [`Reconciler::reconcile_once`] is the list of steps. Each part of its state has one owner: the [`resolver`] decides
-//! with the pure [`choice`] which revision is planned, [`drift`] what `--heal no` holds, [`retries`] what backs off,
+//! with the pure [`choice`] which revision is planned, [`drift`] what `--heal no` holds, [`repairs`] which operations repair drift,
+//! [`retries`] what backs off,
 //! [`recovery`] what crashed runs left, and the [`writer`] holds the lease and the queue. [`plan`] and [`dispatch`] put
 //! them together.
 //!
@@ -16,6 +17,7 @@ mod drift;
 mod overrides;
 mod plan;
 mod recovery;
+mod repairs;
 mod resolver;
 mod retries;
 mod writer;
@@ -29,6 +31,7 @@ use self::choice::Disabled;
 use self::context::{PassContext, PassError};
 use self::drift::DriftPolicy;
 use self::recovery::Recovery;
+use self::repairs::RepairTracker;
 use self::resolver::{ResolvedRevision, RevisionResolver};
 use self::retries::Retries;
 use self::writer::WorkWriter;
@@ -46,6 +49,7 @@ pub struct Reconciler<'a, T> {
     resolver: RevisionResolver,
     current: CurrentRevision,
     drift: DriftPolicy,
+    repairs: RepairTracker,
     retries: Retries,
     recovery: Recovery,
     writer: WorkWriter,
@@ -78,6 +82,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             resolver: RevisionResolver::default(),
             current: CurrentRevision::default(),
             drift: DriftPolicy::default(),
+            repairs: RepairTracker::default(),
             retries: Retries::default(),
             recovery: Recovery::default(),
             writer: WorkWriter::new(work_items),
@@ -145,6 +150,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         let (world, in_flight) = self.observe(&resolved.manifests.desired).await?;
         self.begin_drift_policy(&resolved);
         let result = self.plan(&resolved.manifests, world, in_flight, resolved.chosen.disabled).await?;
+        self.repairs.record(&resolved.manifests.desired, &result.plan);
         self.resolver.activate(context, &resolved).await?;
         self.finish_pass(&resolved, &result.plan).await;
         Ok(Some(result))
@@ -215,6 +221,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
     /// Discards state that another leader may have changed.
     pub fn reset(&mut self) {
         self.drift = DriftPolicy::default();
+        self.repairs = RepairTracker::default();
         self.resolver.reset();
         self.retries.reset();
         self.recovery.expect();

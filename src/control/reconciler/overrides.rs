@@ -10,7 +10,7 @@ use crate::control::{ManifestConfig, Target, stored_revisions};
 use crate::manifest;
 use crate::model::ManifestRevision;
 use crate::source::{SourceState, set_default_user};
-use crate::store::{Error, Outcome, Seq, Store, Txn, keys};
+use crate::store::{Error, Seq, Store, Txn, TxnOutcome, keys};
 
 /// The last known pin, and its manifests.
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl PinOverride {
             }
             let key = keys::pin(context.owner());
             // A concurrent new pin takes precedence.
-            if let Outcome::Written(_) = state.txn(Txn::delete(&key).only_if(&key, changed)).await? {
+            if let TxnOutcome::Written(_) = state.txn(Txn::delete(&key).only_if(&key, changed)).await? {
                 *self = PinOverride::default();
                 events.emit(ControllerEvent::Unpinned { pin: &pin, newer: true });
                 return Ok(None);
@@ -75,7 +75,7 @@ impl PinOverride {
         if let Some(revision) = left_behind(&pin, source) {
             pin.also.push(revision);
             let put = pin::put(owner, &pin).only_if(keys::pin(owner), changed);
-            if let Outcome::Written(now) = state.txn(put).await? {
+            if let TxnOutcome::Written(now) = state.txn(put).await? {
                 changed = now;
             }
         }

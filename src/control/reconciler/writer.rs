@@ -56,10 +56,16 @@ impl WorkWriter {
     }
 
     /// Whether this controller still leads: after a long suspension another one may.
-    pub async fn is_leading<T: Target>(&self, context: PassContext<'_, T>) -> bool {
-        match &self.leader {
-            Some(leader) => context.state().renew_lease(leader, LEASE_TTL).await.unwrap_or(false),
-            None => true,
+    pub fn is_leading<'c, T: Target>(
+        &self,
+        context: PassContext<'c, T>,
+    ) -> impl Future<Output = bool> + use<'c, T> {
+        let leader = self.leader.clone();
+        async move {
+            match leader {
+                Some(leader) => context.state().renew_lease(&leader, LEASE_TTL).await.unwrap_or(false),
+                None => true,
+            }
         }
     }
 

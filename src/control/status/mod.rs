@@ -120,7 +120,7 @@ pub struct WorkStatus {
 impl ControllerStatus {
     /// Every instance of the last pass that is wanted or ours.
     pub fn rows(&self) -> &[Row] {
-        self.pass.last.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
+        self.pass.last.as_ref().map_or(&[], |pass| pass.rows.get_or_init(|| row::rows(pass)))
     }
 }
 

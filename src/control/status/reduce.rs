@@ -10,7 +10,7 @@ use crate::clock;
 use crate::contract::EventDetails;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
-use crate::model::{HoldReason, InstanceKey, ManifestRevision, Step, Why};
+use crate::model::{HoldReason, InstanceKey, ManifestRevision, Reason, Step, count};
 use crate::source::SourceError;
 
 /// Maximum number of texts listed per entry.
@@ -188,7 +188,7 @@ impl Inner {
         let more = EventDetails::Problems { errors: errors.len() };
         if !errors.is_empty() && errors != before {
             let title = format!(
-                "{} in the manifests: what is broken stays as it last was",
+                "{} in the manifests: the last good version of invalid files stays active",
                 count(errors.len(), "error")
             );
             let public: Vec<String> = errors_of(&reading.problems, |message| match may_quote(message) {
@@ -198,29 +198,29 @@ impl Inner {
             self.log(Kind::Problems, LogLevel::Error, title.clone(), list(&errors), more);
             self.set_public_text(title, list(&public));
         } else if errors.is_empty() && !before.is_empty() {
-            let title = "the manifests have no errors any more".to_owned();
+            let title = "the manifests have no more errors".to_owned();
             self.log(Kind::ProblemsFixed, LogLevel::Info, title, String::new(), more);
         }
         self.known.source.is_incomplete = reading.is_incomplete;
         self.known.source.problems = reading.problems.clone().into();
     }
 
-    fn on_planned(&mut self, look: &Arc<PassResult>, changed: usize) {
+    fn on_planned(&mut self, pass: &Arc<PassResult>, changed: usize) {
         self.known.pass.observations += 1;
         if self.known.trouble.take().is_some() {
             let title = "the target is reachable again".to_owned();
             self.log(Kind::Recovered, LogLevel::Info, title, String::new(), EventDetails::Nothing {});
         }
-        let now = held_lines(look);
-        let before = self.known.pass.last.as_ref().map(|look| held_lines(look)).unwrap_or_default();
+        let now = held_lines(pass);
+        let before = self.known.pass.last.as_ref().map(|pass| held_lines(pass)).unwrap_or_default();
         if now != before {
             let (title, level) = match now.len() {
-                0 => ("no instance is held any more".to_owned(), LogLevel::Info),
+                0 => ("no instance is held".to_owned(), LogLevel::Info),
                 many => (format!("{} held", count(many, "instance")), LogLevel::Warning),
             };
             self.log(Kind::Held, level, title, list(&now), EventDetails::Held { held: now.len() });
         }
-        let stuck: BTreeSet<InstanceKey> = look
+        let stuck: BTreeSet<InstanceKey> = pass
             .rules
             .holds
             .by_controller
@@ -231,7 +231,7 @@ impl Inner {
         let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
         if !new.is_empty() {
             let many = count(new.len(), "instance");
-            let title = format!("{many} not converging: applied three times, and undone each time");
+            let title = format!("{many} not converging: each was changed three times and differed again");
             let text = list(&new);
             let more = EventDetails::NotConverging { instances: new };
             self.log(Kind::NotConverging, LogLevel::Error, title, text, more);
@@ -242,7 +242,7 @@ impl Inner {
             let more = EventDetails::Changed { instances: changed };
             self.log(Kind::Changed, LogLevel::Info, title, String::new(), more);
         }
-        self.known.pass.last = Some(Arc::clone(look));
+        self.known.pass.last = Some(Arc::clone(pass));
     }
 
     fn on_step_finished(&mut self, step: &Step, ended: &StepResult) {
@@ -321,10 +321,10 @@ impl Inner {
 }
 
 /// Held instances, one line each. Instances that only back off are left out: their failure is logged.
-fn held_lines(look: &PassResult) -> Vec<String> {
+fn held_lines(pass: &PassResult) -> Vec<String> {
     let waits: BTreeSet<&InstanceKey> =
-        look.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
-    let stays = look.plan.held.iter().filter(|held| !waits.contains(&held.instance));
+        pass.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
+    let stays = pass.plan.held.iter().filter(|held| !waits.contains(&held.instance));
     let stays = stays.filter(|held| held.reason != HoldReason::UnderWay);
     stays.map(|held| format!("{} {}: {}", held.reason.word(), held.instance, held.detail)).collect()
 }
@@ -344,10 +344,10 @@ fn without_message(ended: &StepResult) -> StepResult {
     StepResult { message, ..ended.clone() }
 }
 
-fn redacted_reason(why: &Why) -> String {
+fn redacted_reason(why: &Reason) -> String {
     let hide = |value: &Option<String>| value.as_ref().map(|_| HIDDEN.to_owned());
     match why.field.as_deref().is_some_and(is_private) {
-        true => reason_text(&Why { old: hide(&why.old), new: hide(&why.new), ..why.clone() }),
+        true => reason_text(&Reason { old: hide(&why.old), new: hide(&why.new), ..why.clone() }),
         false => reason_text(why),
     }
 }
@@ -357,7 +357,7 @@ fn failure(ended: &StepResult) -> String {
     format!("{op} {instance}: {} {}", outcome.word(), message.lines().next().unwrap_or_default())
 }
 
-fn reason_text(why: &Why) -> String {
+fn reason_text(why: &Reason) -> String {
     let side = |value: &Option<String>| value.clone().unwrap_or_else(|| "unset".to_owned());
     match &why.field {
         Some(field) => format!("{field}: {} → {}", side(&why.old), side(&why.new)),
@@ -372,8 +372,4 @@ fn list(lines: &[String]) -> String {
         text.push_str(&format!("\nand {} more", lines.len() - MAX_LISTED));
     }
     text
-}
-
-fn count(n: usize, thing: &str) -> String {
-    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }

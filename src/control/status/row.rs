@@ -24,8 +24,8 @@ pub struct Row {
 }
 
 /// Every instance that is wanted or ours.
-pub fn rows(look: &PassResult) -> Vec<Row> {
-    let PassResult { desired, observed, rules, plan, .. } = look;
+pub fn rows(pass: &PassResult) -> Vec<Row> {
+    let PassResult { desired, observed, rules, plan, .. } = pass;
     let held: BTreeMap<&InstanceKey, (HoldReason, &String)> =
         plan.held.iter().map(|held| (&held.instance, (held.reason, &held.detail))).collect();
     let row = |(key, sync): (&InstanceKey, SyncStatus)| Row {

@@ -26,7 +26,7 @@ use crate::store::{Error, Store};
 const BATCH: usize = 1000;
 
 /// State that the runs of one plan share.
-pub(super) struct Common<'a, B, S> {
+pub(super) struct SharedRunState<'a, B, S> {
     pub(super) backend: &'a B,
     pub(super) store: &'a S,
     pub(super) terms: &'a ExecutionContext,
@@ -115,11 +115,11 @@ type Chains<'c, 's> = BTreeMap<&'c InstanceKey, VecDeque<&'s Step>>;
 impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     /// `nth`: index of the component.
     pub(super) async fn new(
-        common: Common<'a, B, S>,
+        common: SharedRunState<'a, B, S>,
         nth: usize,
         on_event: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
-        let Common { backend, store, terms, in_flight } = common;
+        let SharedRunState { backend, store, terms, in_flight } = common;
         let name =
             if nth == 0 { terms.settings.run.clone() } else { format!("{}-{nth}", terms.settings.run) };
         // A ledger that cannot be read is not empty: without it, no step is sent.

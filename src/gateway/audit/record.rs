@@ -23,11 +23,13 @@ use crate::gse::keys as result_keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::Rows;
 use crate::http::Peer;
-use crate::model::{HostKey, InstanceKey};
+use crate::model::{HostKey, InstanceKey, count, noun_for};
 use crate::store::{KeyScope, keys};
 
 /// Maximum characters of a name or header that a caller claims.
 const MAX_CLAIM_CHARS: usize = 128;
+/// Maximum characters of the reason of a break-glass change.
+const MAX_REASON_CHARS: usize = 500;
 /// Maximum groups of instances that a line of the log on stderr names.
 const MAX_LOGGED_GROUPS: usize = 3;
 
@@ -75,6 +77,13 @@ impl AnswerCodes {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS
         ) || self.code == Some(EnvelopeCode::NOT_ALLOWED)
     }
+}
+
+/// The reason of a break-glass change, which its header percent-encodes.
+fn reason(headers: &HeaderMap) -> String {
+    let text = headers.get("x-abide-break-glass").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let text = percent_encoding::percent_decode_str(text).decode_utf8_lossy();
+    text.chars().take(MAX_REASON_CHARS).collect()
 }
 
 /// Refused rows of a call: their number, and the instances where they are known.
@@ -131,6 +140,7 @@ impl RequestLog {
             plan: text("x-abide-plan"),
             revision: text("x-abide-revision"),
             commit: text("x-abide-commit"),
+            break_glass: reason(headers),
         };
     }
 
@@ -224,11 +234,10 @@ impl RequestLog {
     /// Short text for the log on stderr.
     pub fn summary(&self) -> String {
         let AuditAction { instances, hosts, keys, detail, .. } = &self.what;
-        let unit = |count: usize| if count == 1 { "host" } else { "hosts" };
         let mut parts: Vec<String> = Vec::new();
         for AuditInstances { process, op, hosts } in instances.iter().take(MAX_LOGGED_GROUPS) {
             let op = if op.is_empty() { String::new() } else { format!(", op {op}") };
-            parts.push(format!("{process} on {} {}{op}", hosts.len(), unit(hosts.len())));
+            parts.push(format!("{process} on {}{op}", count(hosts.len(), "host")));
         }
         if instances.len() > MAX_LOGGED_GROUPS {
             parts.push(format!("{} more", instances.len() - MAX_LOGGED_GROUPS));
@@ -241,7 +250,11 @@ impl RequestLog {
         }
         if let Some(first) = hosts.first() {
             let more = hosts.len() - 1;
-            let more = if more > 0 { format!(" and {more} more {}", unit(more)) } else { String::new() };
+            let more = if more > 0 {
+                format!(" and {more} more {}", noun_for(&more, "host"))
+            } else {
+                String::new()
+            };
             parts.push(format!("{first}{more}"));
         }
         parts.extend(Some(detail.clone()).filter(|detail| !detail.is_empty()));

@@ -85,7 +85,7 @@ fn entry_of(task: &GatewayTask) -> AuditEntry {
     let is_ok = failed == 0;
     entry.result.status = if is_ok { "ok" } else { "failed" }.to_owned();
     if !is_ok {
-        entry.result.message = format!("{failed} of {} rows failed", rows.len() + task.rejected.len());
+        entry.result.message = format!("failed rows: {failed} of {}", rows.len() + task.rejected.len());
     }
     entry
 }

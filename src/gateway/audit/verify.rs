@@ -15,7 +15,7 @@ use crate::contract::{AuditProblem, AuditVerification};
 /// Verifies all files. `anchor`: of the store; `None`: the store was not read, or has none.
 pub fn verify(folder: &Path, anchor: Option<&AuditAnchor>) -> Result<AuditVerification, AuditError> {
     let files = list(folder)?;
-    let mut walk = Walk { anchor, head: None, last_line: 0, done: AuditVerification::default() };
+    let mut walk = ChainVerifier { anchor, head: None, last_line: 0, done: AuditVerification::default() };
     walk.done.files = files.len();
     walk.done.anchored = anchor.map(|anchor| anchor.seq);
     for (nth, file) in files.iter().enumerate() {
@@ -31,7 +31,7 @@ pub fn verify(folder: &Path, anchor: Option<&AuditAnchor>) -> Result<AuditVerifi
     Ok(walk.done)
 }
 
-struct Walk<'a> {
+struct ChainVerifier<'a> {
     anchor: Option<&'a AuditAnchor>,
     /// The last verified entry.
     head: Option<ChainHead>,
@@ -40,7 +40,7 @@ struct Walk<'a> {
     done: AuditVerification,
 }
 
-impl Walk<'_> {
+impl ChainVerifier<'_> {
     fn file(&mut self, file: &AuditFile, is_last: bool) -> Result<Option<AuditProblem>, AuditError> {
         let at = |line: u64, message: String| Some(AuditProblem { file: file.name(), line, message });
         let mut lines = AuditLines::open(file)?;

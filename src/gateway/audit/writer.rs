@@ -19,6 +19,7 @@ use super::files::AuditFile;
 use super::gateway_entry;
 use crate::contract::AuditEntry;
 use crate::error_chain::chain;
+use crate::model::count;
 
 /// Maximum entries per write.
 const MAX_BATCH: usize = 1024;
@@ -117,7 +118,7 @@ impl AuditWriter {
         while !self.waiting.is_empty() {
             let lost = self.state.lost.load(Ordering::Relaxed);
             if lost > 0 {
-                let message = format!("{lost} entries could not be written and were dropped");
+                let message = format!("dropped {}: the log could not be written", count(lost, "entry"));
                 self.waiting.push_back(gateway_entry("audit", &message));
             }
             let batch = self.waiting.len().min(MAX_BATCH);

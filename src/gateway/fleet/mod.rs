@@ -29,7 +29,7 @@ use crate::contract::{HostCertificate, HostEntry};
 use crate::http::Reloadable;
 use crate::model::Time;
 use crate::pki::Authority;
-use crate::store::{Error, Outcome, Seq, Store, Txn, Write, keys};
+use crate::store::{Error, Seq, Store, Txn, TxnOutcome, Write, keys};
 
 /// Which certificates of agents a gateway accepts.
 #[derive(Clone)]
@@ -114,7 +114,7 @@ impl<S: Store> FleetMembership<S> {
     /// Commits a change and applies it to the pins. `false`: a record changed in between, and nothing was written.
     async fn commit(&self, txn: Txn) -> Result<bool, ApiError> {
         let writes = txn.writes.clone();
-        let Outcome::Written(number) = self.store.txn(txn).await? else { return Ok(false) };
+        let TxnOutcome::Written(number) = self.store.txn(txn).await? else { return Ok(false) };
         for write in &writes {
             match write {
                 Write::Put(key, value) => self.pins.apply(key, Some(value), number),

@@ -3,6 +3,7 @@
 //! Each value is converted once. The result is typed and within its range; any other value becomes a `PathProblem`.
 //! Checks across documents are in `expand`.
 
+mod hosts;
 mod policy;
 pub mod short_form;
 mod spec;
@@ -12,16 +13,19 @@ mod values;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
+pub use hosts::{GroupMember, HostGroup, Placement, parse_address};
+use hosts::{group, host_value};
 pub use spec::{require, spec};
 pub use values::ValueChecker;
 
-use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecEntry, Text};
+use super::document::{Document, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};
 use super::problem::{Code, FieldPath, PathProblem, did_you_mean};
+use super::variable_scopes::{self, VarMap};
 use super::variables::VariableUse;
 use crate::model::{
-    Effect, Field, HashedSpec, Host, HostKey, Name, OnChange, Policy, ProcessKey, Protection, Rollout,
-    RolloutGroup, Selector, Spec, State,
+    Effect, Field, HashedSpec, HostKey, Name, OnChange, Policy, ProcessKey, Protection, Rollout,
+    RolloutGroup, Spec, State,
 };
 
 /// The object that a document declares, with its valid fields. Clones are cheap, so that a reload shares unchanged ones.
@@ -29,7 +33,7 @@ use crate::model::{
 pub enum DeclaredObject {
     Process(Arc<Process>),
     Group(Arc<HostGroup>),
-    Defaults(Arc<SpecEntry>),
+    Defaults(Arc<DefaultValues>),
     Policy(Arc<Policy>),
     Nothing,
 }
@@ -51,8 +55,17 @@ pub struct Process {
     pub entry: Arc<SpecEntry>,
     pub spec: Arc<HashedSpec>,
     pub uses: VariableUse,
-    /// The document is a request body, which has more required fields.
-    pub in_body: bool,
+    pub form: ProcessForm,
+}
+
+/// The form of a process, which decides what it must set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessForm {
+    /// A request body, which has more required fields.
+    Body,
+    Long,
+    /// With `run`: the identity may be left out.
+    Short,
 }
 
 /// Which changes a process allows, and how they are carried out.
@@ -64,22 +77,18 @@ pub struct ChangeRules {
     pub rollout: Option<Rollout>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub enum Placement {
-    Host(Host),
-    Group { name: String, chosen: Option<Selector> },
-}
-
-#[derive(Debug)]
-pub struct HostGroup {
-    pub name: Option<String>,
-    pub hosts: Vec<(usize, Host, BTreeMap<String, String>)>,
+/// Default fields and variables of a directory.
+#[derive(Debug, Default)]
+pub struct DefaultValues {
+    pub entry: SpecEntry,
+    pub vars: Option<Arc<VarMap>>,
+    pub uses: VariableUse,
 }
 
 /// Checks one document. Problems are in field order, not in file order.
 pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
     let mut values = ValueChecker::default();
-    let in_body = document.api_version.is_none() && document.kind.is_none();
+    let in_body = document.api_version.is_none() && document.kind.is_none() && document.run.is_none();
     if let Some(version) = document.api_version.as_deref().filter(|v| *v != API_VERSION) {
         let message = format!("apiVersion {version:?} is unknown");
         values.report(
@@ -91,12 +100,14 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
         None | Some("Process") => DeclaredObject::Process(Arc::new(process(document, in_body, &mut values))),
         Some("HostGroup") => DeclaredObject::Group(Arc::new(group(&document, &mut values))),
         Some("Defaults") => {
-            let entry = document.spec.unwrap_or_else(|| {
+            let vars = variable_scopes::check(&FieldPath::of("vars"), document.vars.as_ref(), &mut values);
+            if document.spec.is_none() && document.vars.is_none() {
                 values.report_missing(FieldPath::of("spec"));
-                Box::default()
-            });
+            }
+            let entry = document.spec.unwrap_or_default();
             spec(&entry, &FieldPath::of("spec"), true, &mut values);
-            DeclaredObject::Defaults(Arc::new(*entry))
+            let uses = std::mem::take(&mut values.uses);
+            DeclaredObject::Defaults(Arc::new(DefaultValues { entry: *entry, vars, uses }))
         }
         Some("Policy") => DeclaredObject::Policy(Arc::new(policy::policy(document, &mut values))),
         Some(kind) => {
@@ -113,6 +124,7 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
 }
 
 fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> Process {
+    let is_short = document.run.is_some();
     let short = short_form::ShortForm::take(&mut document);
     let meta = document.meta.unwrap_or_default();
     let key = process_key(&meta, values);
@@ -131,11 +143,14 @@ fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> 
     }
     let hosts = document.hosts.iter().flatten().enumerate();
     let hosts = hosts
-        .filter_map(|(at, entry)| Some((at, host_entry(entry, &FieldPath::of("hosts").index(at), values)?)))
+        .filter_map(|(at, value)| Some((at, host_value(value, &FieldPath::of("hosts").index(at), values)?)))
         .collect();
     let entry = short_form::fold(*document.spec.unwrap_or_default(), short, values);
     let mut spec = spec(&entry, &FieldPath::of("spec"), instances.is_some(), values);
     spec.labels.clone_from(&labels);
+    if let Some(key) = key.as_ref().filter(|_| is_short) {
+        short_form::complete(&mut spec, key, instances.is_some(), &mut values.uses);
+    }
     let (depends_on, moved_from) = match &key {
         Some(key) => (
             depends_on(document.depends_on.unwrap_or_default(), &key.namespace, values),
@@ -174,8 +189,12 @@ fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> 
         },
         entry: shared_entry(entry),
         spec: shared_spec(spec),
-        uses: values.uses,
-        in_body,
+        uses: std::mem::take(&mut values.uses),
+        form: match (in_body, is_short) {
+            (true, _) => ProcessForm::Body,
+            (false, true) => ProcessForm::Short,
+            (false, false) => ProcessForm::Long,
+        },
     }
 }
 
@@ -238,116 +257,6 @@ fn name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Op
             None
         }
     }
-}
-
-fn host_entry(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Placement> {
-    let Some(group) = &entry.group else {
-        if entry.labels.is_some() {
-            let message = "labels select hosts of a group, but this entry has no group";
-            values.report(
-                PathProblem::new(Code::BadHost, path.key("labels"), message)
-                    .hint("add `group: NAME`")
-                    .at_key(),
-            );
-        }
-        return host(entry, path, values).map(Placement::Host);
-    };
-    if entry.ip.is_some()
-        || entry.bk_cloud_id.is_some()
-        || entry.bk_agent_id.is_some()
-        || entry.bk_supplier_id.is_some()
-    {
-        let message = "an entry of hosts must be either a group or a host, not both";
-        values.report(
-            PathProblem::new(Code::BadHost, path.key("group"), message)
-                .hint("split it into two entries")
-                .at_key(),
-        );
-        return None;
-    }
-    let chosen = match &entry.labels {
-        None | Some(HostLabels::Have(_)) => None,
-        Some(HostLabels::Selector(text)) => match text.parse::<Selector>() {
-            Ok(selector) => Some(selector),
-            Err(error) => {
-                values.report(
-                    PathProblem::new(Code::BadSelector, path.key("labels"), error.to_string())
-                        .hint("such as rack=a,tier in (x,y),!old"),
-                );
-                return None;
-            }
-        },
-    };
-    Some(Placement::Group { name: group.to_string(), chosen })
-}
-
-fn host(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Host> {
-    let cloud = values.int(&path.key("bk_cloud_id"), entry.bk_cloud_id, grammar::ANY_COUNT, Code::OutOfRange);
-    let supplier =
-        values.int(&path.key("bk_supplier_id"), entry.bk_supplier_id, grammar::ANY_COUNT, Code::OutOfRange);
-    let agent_id = match entry.bk_agent_id.as_deref().filter(|id| !id.is_empty()).map(str::parse) {
-        None => None,
-        Some(Ok(id)) => Some(id),
-        Some(Err(error)) => {
-            values.report(
-                PathProblem::new(
-                    Code::BadName,
-                    path.key("bk_agent_id"),
-                    format!("bk_agent_id cannot be used: {error}"),
-                )
-                .hint("use the id that the agent reports"),
-            );
-            return None;
-        }
-    };
-    let Some(ip) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) else {
-        let Some(id) = agent_id else {
-            let message = "a host needs ip and bk_cloud_id, or bk_agent_id";
-            values.report(
-                PathProblem::new(Code::BadHost, path.clone(), message)
-                    .hint("such as {ip: 10.0.0.1, bk_cloud_id: 0}"),
-            );
-            return None;
-        };
-        return Some(Host { key: HostKey::Agent(id), supplier, agent_id: None });
-    };
-    let Ok(ip) = ip.parse() else {
-        let message = format!("{:?} is not an IP address", super::node::shorten(ip));
-        values.report(
-            PathProblem::new(Code::BadIp, path.key("ip"), message)
-                .hint("such as 10.0.0.1 or 2001:db8::1; host names are not resolved"),
-        );
-        return None;
-    };
-    if entry.bk_cloud_id.is_none() {
-        let message = format!("{path}.bk_cloud_id is missing: one address may exist in several cloud areas");
-        values.report(
-            PathProblem::new(Code::MissingField, path.key("bk_cloud_id"), message)
-                .hint("use bk_cloud_id: 0 for the default area"),
-        );
-        return None;
-    }
-    Some(Host { key: HostKey::Address { cloud: cloud?, ip }, supplier, agent_id })
-}
-
-fn group(document: &Document, values: &mut ValueChecker) -> HostGroup {
-    let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
-    let name = self::name(&FieldPath::of("meta.name"), name, values);
-    let mut hosts = Vec::new();
-    for (at, entry) in document.hosts.iter().flatten().enumerate() {
-        let path = FieldPath::of("hosts").index(at);
-        let labels = match &entry.labels {
-            Some(HostLabels::Have(labels)) => values.labels(&path.key("labels"), Some(labels)),
-            None | Some(HostLabels::Selector(_)) => BTreeMap::new(),
-        };
-        if let Some(host) = host(entry, &path, values) {
-            hosts.push((at, host, labels));
-        }
-    }
-    if document.hosts.is_none() {
-        values.report_missing(FieldPath::of("hosts"));
-    }
-    HostGroup { name: name.map(|name| name.to_string()), hosts }
 }
 
 fn depends_on(entries: Vec<Text>, namespace: &Name, values: &mut ValueChecker) -> Vec<(usize, ProcessKey)> {

@@ -9,7 +9,11 @@ use crate::manifest::grammar;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::model::{Allow, Budgets, Days, Disruption, Policy, SourceLocation, TimeOfDay, Window};
 
-/// Checks a policy. The caller sets its directory and location.
+fn nowhere() -> SourceLocation {
+    SourceLocation { file: Arc::from(""), line: 0, column: 0 }
+}
+
+/// Checks a policy. The caller sets its directory, and the locations of it and of its windows.
 pub fn policy(document: Document, values: &mut ValueChecker) -> Policy {
     let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
     let name = super::name(&FieldPath::of("meta.name"), name, values).map(|name| name.to_string());
@@ -20,7 +24,7 @@ pub fn policy(document: Document, values: &mut ValueChecker) -> Policy {
         |list: Option<Vec<Text>>| list.map(|list| list.into_iter().map(|Text(text)| text).collect());
     Policy {
         name: name.unwrap_or_default(),
-        place: SourceLocation { file: Arc::from(""), line: 0, column: 0 },
+        place: nowhere(),
         reach: PathBuf::new(),
         owner: values.text(&FieldPath::of("owner"), document.owner.as_ref()),
         allow: Allow {
@@ -75,7 +79,8 @@ fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> O
         .filter_map(|word| Disruption::ALL.into_iter().find(|operation| operation.word() == word))
         .collect();
     let tz = known_tz.then(|| tz.to_owned())?;
-    Some(Window { days: parsed_days?, from: from?, to: to?, tz, operations })
+    let deny = entry.deny.unwrap_or_default();
+    Some(Window { days: parsed_days?, from: from?, to: to?, tz, operations, deny, place: nowhere() })
 }
 
 /// Parses days such as `mon-fri`, `sat,sun` or `fri-mon,wed`.

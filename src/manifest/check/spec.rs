@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ValueChecker, supervision};
+use super::{ProcessForm, ValueChecker, supervision};
 use crate::manifest::document::{
     ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, MonitorEntry, Real, ResourceEntry,
     SpecEntry, Text, TextOrNumber,
@@ -363,19 +363,28 @@ fn job(entry: &JobEntry, path: &FieldPath, values: &mut ValueChecker) -> Job {
 }
 
 /// Checks required fields after Defaults are merged. `entry` is the merged spec as written.
-pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut ValueChecker) {
+pub fn require(entry: &SpecEntry, state: State, form: ProcessForm, values: &mut ValueChecker) {
+    let in_body = form == ProcessForm::Body;
     if *entry == SpecEntry::default() {
         return values.report_missing(FieldPath::of("spec"));
     }
     let control = entry.control.clone().unwrap_or_default();
     let monitor = entry.monitor_policy.clone().unwrap_or_default();
     let set = |value: &Option<Text>| value.as_ref().is_some_and(|text| !text.is_empty());
+    let is_short = form == ProcessForm::Short;
+    // The agent keeps the pid file of a process that it starts itself.
+    let is_foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
+    let mode = control.start_mode.as_deref().filter(|mode| !mode.is_empty());
+    // A word that is neither mode is a problem of its own.
+    let has_own_pid = !in_body && mode.is_some_and(|mode| mode != StartMode::Daemon.word());
     let required = match &entry.identity {
+        None if is_short && has_own_pid => Vec::new(),
+        None if is_short => vec![("spec.identity.pid_path", false)],
         None => vec![("spec.identity", false)],
         Some(identity) => vec![
-            ("spec.identity.proc_name", set(&identity.proc_name)),
-            ("spec.identity.setup_path", set(&identity.setup_path)),
-            ("spec.identity.pid_path", set(&identity.pid_path)),
+            ("spec.identity.proc_name", set(&identity.proc_name) || is_short),
+            ("spec.identity.setup_path", set(&identity.setup_path) || is_short),
+            ("spec.identity.pid_path", set(&identity.pid_path) || has_own_pid),
             ("spec.identity.user", set(&identity.user) || !in_body),
         ],
     };
@@ -412,8 +421,7 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
         );
     }
     require_supervision(entry, &control, auto_type, values);
-    let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
-    if foreground && set(&control.restart_cmd) {
+    if is_foreground && set(&control.restart_cmd) {
         let message = "restart_cmd is not used in foreground mode, where a restart is a stop and a start";
         let path = FieldPath::of("spec.control.restart_cmd");
         values.report(PathProblem::new(Code::UselessField, path, message).hint("remove it").at_key());
@@ -449,6 +457,15 @@ fn require_supervision(
     }
     if entry.restart.is_some() && auto_type != AutoType::Resident {
         useless("spec.restart", "a restart policy is used by resident processes only".to_owned());
+    }
+    if let (Some(hooks), true) = (&entry.hooks, auto_type != AutoType::Resident) {
+        for (path, hook) in
+            [("spec.hooks.before_stop", &hooks.before_stop), ("spec.hooks.after_start", &hooks.after_start)]
+        {
+            if hook.is_some() {
+                useless(path, format!("{path} is used by resident processes only"));
+            }
+        }
     }
     if entry.health.is_some() && set(&control.health_cmd) {
         let message = "spec.health and spec.control.health_cmd are two health checks";

@@ -10,9 +10,10 @@ use crate::manifest::document::{
 use crate::manifest::grammar::{self, EXIT_CODES, HEALTH_RETRIES, LOGS_KEPT, NICE, OOM_SCORE_ADJ, RETRIES};
 use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
+use crate::manifest::variables;
 use crate::model::{
-    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
-    Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number, octal_mask,
+    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, OnHookFailure, ProtectSystem, RestartRule,
+    RestartWhen, Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number, octal_mask,
 };
 
 pub fn health(
@@ -25,6 +26,13 @@ pub fn health(
     let entry = match value {
         HealthValue::Check(entry) => entry,
         HealthValue::Probe(text) => {
+            if begins_with_variable(text) {
+                let message = format!("{path} begins with a variable, so its kind of probe is unknown");
+                values.report(
+                    PathProblem::new(Code::BadProbe, path.clone(), message)
+                        .hint("write {http: …}, {tcp: …} or {cmd: …}"),
+                );
+            }
             short = from_probe(text);
             &short
         }
@@ -67,6 +75,13 @@ pub fn health(
         );
     }
     check
+}
+
+/// Whether a probe begins with a variable of a user, whose value decides whether it is a URL.
+fn begins_with_variable(text: &str) -> bool {
+    let inner = text.strip_prefix("${").unwrap_or_default();
+    let name = inner.split(['}', ':']).next().unwrap_or_default();
+    variables::is_identifier(name) && !variables::NAMES.contains(&name)
 }
 
 /// The long form of a probe that is written as text: by its scheme, else a command.
@@ -272,10 +287,11 @@ fn protect_system(
 }
 
 pub fn hooks(entry: &HooksEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Hooks {
-    let HooksEntry { before_start } = entry;
+    let HooksEntry { before_start, before_stop, after_start } = entry;
+    let [of_launch, of_stop, of_start] = Hooks::FIELDS;
     let mut hook = |name, value: &Option<HookValue>| {
         let (path, short) = (path.key(name), HookEntry::default());
-        let HookEntry { run, timeout } = match value.as_ref()? {
+        let HookEntry { run, timeout, on_failure, drift } = match value.as_ref()? {
             HookValue::Run(run) => &HookEntry { run: Some(Text(run.clone())), ..short },
             HookValue::Map(entry) => entry,
         };
@@ -283,9 +299,32 @@ pub fn hooks(entry: &HooksEntry, path: &FieldPath, numbered: bool, values: &mut 
         if run.as_ref().is_none_or(|run| run.is_empty()) {
             values.report_missing(path.key("run"));
         }
-        Some(Hook { run: command?, timeout: at_least_one(&path.key("timeout"), timeout.as_ref(), values) })
+        let timeout = at_least_one(&path.key("timeout"), timeout.as_ref(), values);
+        match name == of_launch {
+            true if drift.is_some() => report_drift(&path.key("drift"), values),
+            false if timeout.is_some_and(|seconds| seconds > Hook::MAX_SECONDS) => {
+                let path = path.key("timeout");
+                let message = format!("{path} is longer than 1h");
+                let hint = "run long work as a process of its own, such as type 2, and depend on it";
+                values.report(PathProblem::new(Code::OutOfRange, path, message).hint(hint));
+            }
+            true | false => {}
+        }
+        let on_failure = values.word(&path.key("on_failure"), on_failure.as_ref(), grammar::ON_HOOK_FAILURE);
+        let on_failure = OnHookFailure::ALL.into_iter().find(|one| Some(one.word()) == on_failure);
+        Some(Hook { run: command?, timeout, on_failure, drift: *drift })
     };
-    Hooks { before_start: hook("before_start", before_start) }
+    Hooks {
+        before_start: hook(of_launch, before_start),
+        before_stop: hook(of_stop, before_stop),
+        after_start: hook(of_start, after_start),
+    }
+}
+
+fn report_drift(path: &FieldPath, values: &mut ValueChecker) {
+    let message = format!("{path} is not supported: before_start runs before every launch");
+    let hint = "remove it; drift is a field of before_stop and after_start";
+    values.report(PathProblem::new(Code::UnknownField, path.clone(), message).hint(hint));
 }
 
 /// A duration in whole seconds.

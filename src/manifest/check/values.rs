@@ -7,7 +7,7 @@ use crate::manifest::document::{Map, Text, TextOrNumber};
 use crate::manifest::explain;
 use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, FieldPath, MAX_PER_DOCUMENT, PathProblem, did_you_mean};
-use crate::manifest::variables::{self, VariableUse};
+use crate::manifest::variables::{self, NamedVariable, VariableUse, is_absolute};
 use crate::model::{Amount, Percent, seconds};
 
 #[derive(Debug, Default)]
@@ -56,7 +56,15 @@ impl ValueChecker {
     /// Text in which variables are replaced.
     pub fn template(&mut self, path: &FieldPath, value: Option<&Text>, numbered: bool) -> Option<String> {
         let text = self.text(path, value)?;
-        if let Some((message, hint)) = variables::first_error(&text, numbered) {
+        let named = &mut self.uses.named;
+        let mut note = |name: &str, has_default| {
+            // A hostile document may use millions: only the first are checked one by one.
+            if named.len() < 2 * MAX_PER_DOCUMENT {
+                let (path, name) = (path.clone(), name.to_owned());
+                named.push(NamedVariable { path, name, has_default, begins_path: false });
+            }
+        };
+        if let Some((message, hint)) = variables::first_error(&text, numbered, &mut note) {
             self.report(PathProblem::new(Code::BadVariable, path.clone(), message).hint(hint));
             return None;
         }
@@ -65,7 +73,14 @@ impl ValueChecker {
     }
 
     pub fn path(&mut self, path: &FieldPath, value: Option<&Text>, numbered: bool) -> Option<String> {
+        let known = self.uses.named.len();
         let text = self.template(path, value, numbered)?;
+        let first = self.uses.named.get_mut(known);
+        if let Some(first) = first.filter(|first| text.starts_with(&format!("${{{}", first.name))) {
+            // Checked with its value.
+            first.begins_path = !first.has_default;
+            return Some(text);
+        }
         if !is_absolute(&text) {
             let message = format!("{path} {:?} is a relative path", shorten(&text));
             self.report(
@@ -232,10 +247,3 @@ fn meaning(path: &FieldPath) -> Option<String> {
 }
 
 const MAX_DURATION: u64 = 7 * 86_400;
-
-/// Whether a path is absolute on Unix or Windows.
-fn is_absolute(path: &str) -> bool {
-    let drive =
-        |b: &[u8]| b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/');
-    path.starts_with('/') || path.starts_with("\\\\") || drive(path.as_bytes())
-}

@@ -41,7 +41,7 @@ overlay! {
         ulimits
         ; no_new_privs, capabilities, umask, nice, oom_score_adj, private_tmp, read_only_paths, protect_system
     }
-    HooksEntry { ; before_start }
+    HooksEntry { ; before_start, before_stop, after_start }
     IdentityEntry { ; proc_name, setup_path, pid_path, config_path, log_path, user, value_key }
     ControlEntry {
         ; start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode,

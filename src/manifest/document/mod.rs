@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 pub use merge::Overlay;
 pub use values::{
-    EnvEntry, HealthValue, HookValue, HostLabels, Map, ProtectValue, Real, RestartValue, Text, TextOrNumber,
+    EnvEntry, HealthValue, HookValue, HostLabels, HostValue, Map, ProtectValue, Real, RestartValue, Scalar,
+    Text, TextOrNumber,
 };
 
 /// Derives strict deserialization, and serialization of the fields that are set.
@@ -31,7 +32,16 @@ written! {
         #[serde(rename = "apiVersion")] api_version: Text,
         kind: Text,
         meta: Meta,
-        hosts: Vec<HostEntry>,
+        hosts: Vec<HostValue>,
+        // Fields of the spec that a Process may have at its top level.
+        run: Text,
+        dir: Text,
+        user: Text,
+        mode: Text,
+        #[serde(rename = "type")] process_type: Text,
+        schedule: Text,
+        zone: Text,
+        env: Map<EnvEntry>,
         state: Text,
         instances: i64,
         depends_on: Vec<Text>,
@@ -40,12 +50,9 @@ written! {
         moved_from: Text,
         on_change: Map<Text>,
         rollout: RolloutEntry,
-        spec: Box<SpecEntry>,
-        // Fields of the spec that a Process may have at its top level.
         stop_signal: Text,
         stop_timeout: TextOrNumber,
         reload_signal: Text,
-        zone: Text,
         health: Box<HealthValue>,
         restart: Box<RestartValue>,
         log: Box<LogEntry>,
@@ -53,6 +60,9 @@ written! {
         env_file: Text,
         sandbox: Box<SandboxEntry>,
         hooks: Box<HooksEntry>,
+        spec: Box<SpecEntry>,
+        // Defaults and HostGroup
+        vars: Map<Scalar>,
         // Policy
         owner: Text,
         allow: AllowEntry,
@@ -73,6 +83,7 @@ written! {
         bk_agent_id: Text,
         group: Text,
         labels: HostLabels,
+        vars: Map<Scalar>,
     }
     RolloutEntry {
         batch: TextOrNumber,
@@ -168,8 +179,8 @@ written! {
         read_only_paths: Vec<Text>,
         protect_system: ProtectValue,
     }
-    HooksEntry { before_start: HookValue }
-    HookEntry { run: Text, timeout: TextOrNumber }
+    HooksEntry { before_start: HookValue, before_stop: HookValue, after_start: HookValue }
+    HookEntry { run: Text, timeout: TextOrNumber, on_failure: Text, drift: bool }
     AllowEntry { namespaces: Vec<Text>, users: Vec<Text>, hosts: Vec<Text> }
     BudgetsEntry { delete: TextOrNumber, restart: TextOrNumber }
     WindowEntry {
@@ -178,7 +189,15 @@ written! {
         to: Text,
         tz: Text,
         #[serde(rename = "for")] operations: Vec<Text>,
+        deny: bool,
     }
     /// The long form of an environment value.
     EnvSource { file: Text, exec: Vec<Text>, value: TextOrNumber, secret: bool }
+}
+
+impl HooksEntry {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut HookValue> {
+        let HooksEntry { before_start, before_stop, after_start } = self;
+        [before_start, before_stop, after_start].into_iter().flatten()
+    }
 }

@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{EnvSource, HealthEntry, HookEntry, RestartEntry};
+use super::{EnvSource, HealthEntry, HookEntry, HostEntry, RestartEntry};
 
 /// Text only: a plain `String` would accept YAML's `null`, `1.10` and `true`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -151,6 +151,87 @@ pub enum HostLabels {
     Have(Map<TextOrNumber>),
 }
 
+/// The value of a variable.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Scalar {
+    Text(String),
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Text(text) => f.write_str(text),
+            Scalar::Int(n) => write!(f, "{n}"),
+            Scalar::Float(x) => write!(f, "{x}"),
+            Scalar::Bool(value) => write!(f, "{value}"),
+        }
+    }
+}
+
+struct ScalarVisitor;
+
+impl Visitor<'_> for ScalarVisitor {
+    type Value = Scalar;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("text, a number, or true or false")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
+        Ok(Scalar::Text(text.to_owned()))
+    }
+
+    fn visit_i64<E: Error>(self, n: i64) -> Result<Scalar, E> {
+        Ok(Scalar::Int(n))
+    }
+
+    fn visit_u64<E: Error>(self, n: u64) -> Result<Scalar, E> {
+        match i64::try_from(n) {
+            Ok(n) => Ok(Scalar::Int(n)),
+            Err(_) => Err(E::invalid_value(Unexpected::Unsigned(n), &self)),
+        }
+    }
+
+    fn visit_f64<E: Error>(self, x: f64) -> Result<Scalar, E> {
+        match x == 0.0 && x.is_sign_negative() {
+            true => Ok(Scalar::Int(0)),
+            false => Ok(Scalar::Float(x)),
+        }
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Scalar, E> {
+        Ok(Scalar::Bool(value))
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(ScalarVisitor)
+    }
+}
+
+/// An entry of `hosts`: an address as text, or a map.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum HostValue {
+    Address(String),
+    Entry(HostEntry),
+}
+
+impl HostValue {
+    /// The entry of a map.
+    pub fn entry(&self) -> Option<&HostEntry> {
+        match self {
+            HostValue::Entry(entry) => Some(entry),
+            HostValue::Address(_) => None,
+        }
+    }
+}
+
 /// Visitor for values that may be text, a number or a map.
 struct EitherVisitor<T>(PhantomData<T>);
 
@@ -243,6 +324,16 @@ impl FromEither for HostLabels {
     }
 }
 
+impl FromEither for HostValue {
+    const EXPECTING: &'static str = "an address as text, or a map with ip, bk_agent_id or group";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(HostValue::Address(text.to_owned()))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        HostEntry::deserialize(MapAccessDeserializer::new(map)).map(HostValue::Entry)
+    }
+}
+
 impl FromEither for HealthValue {
     const EXPECTING: &'static str = "a URL or command as text, or a map with cmd, http or tcp";
     fn text(text: &str) -> Result<Self, Unexpected<'_>> {
@@ -292,7 +383,16 @@ macro_rules! read_either {
         }
     )*};
 }
-read_either!(TextOrNumber, EnvEntry, HostLabels, HealthValue, RestartValue, HookValue, ProtectValue);
+read_either!(
+    TextOrNumber,
+    EnvEntry,
+    HostLabels,
+    HostValue,
+    HealthValue,
+    RestartValue,
+    HookValue,
+    ProtectValue
+);
 
 /// A map with user-defined keys. Duplicate keys are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::super::check::Process;
 use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem};
+use super::super::variable_scopes::VarScope;
 use super::super::variables::{self, InstanceVariables, VariableUse};
 use super::{Findings, instance_name};
 use crate::model::{HashedSpec, Host, HostKey, InstanceKey, ProcessKey, Spec, State};
@@ -21,6 +22,7 @@ pub struct ProcessTemplate {
     pub instances: Option<u32>,
     pub spec: Arc<HashedSpec>,
     pub uses: VariableUse,
+    pub vars: VarScope,
     pub hosts: Vec<(usize, Host)>,
     /// An absent process claims no identity.
     pub is_wanted: bool,
@@ -39,7 +41,7 @@ impl ProcessTemplate {
         key: &ProcessKey,
         process: &Process,
         spec: Arc<HashedSpec>,
-        uses: VariableUse,
+        (uses, vars): (VariableUse, VarScope),
         hosts: Vec<(usize, Host)>,
     ) -> ProcessTemplate {
         let is_wanted = process.state != State::Absent;
@@ -49,6 +51,7 @@ impl ProcessTemplate {
             instances: process.instances,
             spec,
             uses,
+            vars,
             hosts,
             is_wanted,
         }
@@ -85,7 +88,7 @@ impl ProcessTemplate {
             false => identity.index_key(),
             true => {
                 let spec = Spec { identity: identity.clone(), ..Spec::default() };
-                let meaning = InstanceVariables { key: &key, instance: self.number(at) };
+                let meaning = InstanceVariables { key: &key, instance: self.number(at), scope: &self.vars };
                 variables::replace(&spec, &meaning).identity.index_key()
             }
         };

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use serde_yaml::Value;
 
 use super::super::Declaration;
-use super::super::check::{self, DeclaredObject, Process, ValueChecker};
+use super::super::check::{self, DeclaredObject, Process, ProcessForm, ValueChecker};
 use super::super::document::{Overlay, SpecEntry};
 use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem};
+use super::super::variable_scopes::DefaultVars;
 use super::super::variables::VariableUse;
 use super::{Findings, with_values};
 use crate::model::HashedSpec;
@@ -32,12 +33,14 @@ impl Defaults {
     pub fn collect(
         documents: &[Declaration],
         findings: &[(usize, PathProblem)],
+        vars: &DefaultVars,
         found: &mut Findings,
     ) -> Defaults {
         let mut by_dir: BTreeMap<PathBuf, Layer> = BTreeMap::new();
         let mut set: HashMap<(&FilePath, FieldPath), (usize, Value)> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
-            let DeclaredObject::Defaults(entry) = &document.declared else { continue };
+            let DeclaredObject::Defaults(values) = &document.declared else { continue };
+            let entry = &values.entry;
             let mut conflict = None;
             for (path, value) in leaves(entry) {
                 let (other, earlier) = set
@@ -56,6 +59,11 @@ impl Defaults {
             let layer = by_dir.entry(document.scope_dir.clone()).or_default();
             layer.entry.fill_from(entry);
             layer.bad |= document.bad;
+            for finding in vars.undefined(&values.uses) {
+                layer.bad = true;
+                layer.known.insert((finding.code, finding.path.clone()));
+                found.push((at, finding));
+            }
         }
         for (at, finding) in findings {
             if let (DeclaredObject::Defaults(_), Some(layer)) =
@@ -72,6 +80,13 @@ impl Defaults {
         document.scope_dir.ancestors().any(|dir| self.by_dir.get(dir).is_some_and(|layer| layer.bad))
     }
 
+    /// Whether a Defaults above a document has this problem itself.
+    pub fn is_known(&self, document: &Declaration, finding: &PathProblem) -> bool {
+        let reported = (finding.code, finding.path.clone());
+        let mut layers = document.scope_dir.ancestors().filter_map(|dir| self.by_dir.get(dir));
+        layers.any(|layer| layer.known.contains(&reported))
+    }
+
     /// Merges a process's spec with the Defaults above it, and checks the result.
     pub fn apply(
         &self,
@@ -85,10 +100,8 @@ impl Defaults {
         if !layers.is_empty() {
             return self.merge_layers(at, process, &layers, found);
         }
-        with_values(at, found, |values| {
-            check::require(&process.entry, process.state, process.in_body, values)
-        });
-        (Arc::clone(&process.spec), process.uses)
+        with_values(at, found, |values| check::require(&process.entry, process.state, process.form, values));
+        (Arc::clone(&process.spec), process.uses.clone())
     }
 
     fn merge_layers(
@@ -107,7 +120,10 @@ impl Defaults {
         let mut values = ValueChecker::default();
         let mut spec = check::spec(&entry, &root, numbered, &mut values);
         spec.labels.clone_from(&process.labels);
-        let uses = values.uses;
+        let mut uses = values.uses;
+        if let Some(key) = process.key.as_ref().filter(|_| process.form == ProcessForm::Short) {
+            check::short_form::complete(&mut spec, key, numbered, &mut uses);
+        }
         let known = |finding: &PathProblem| {
             let reported = (finding.code, finding.path.clone());
             own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&reported))
@@ -117,7 +133,7 @@ impl Defaults {
         );
         // An invalid Defaults might have set the field: do not report it as missing.
         if !layers.iter().any(|layer| layer.bad) {
-            with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
+            with_values(at, found, |values| check::require(&entry, process.state, process.form, values));
         }
         (Arc::new(HashedSpec::new(spec)), uses)
     }

@@ -1,11 +1,13 @@
 //! Host resolution: expands hosts and groups of a process to hosts, each once and under one key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use super::super::Declaration;
-use super::super::check::{DeclaredObject, HostGroup, Placement, Process};
+use super::super::check::{DeclaredObject, GroupMember, HostGroup, Placement, Process};
 use super::super::node::shorten;
 use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_you_mean};
+use super::super::variable_scopes::{HostVars, VarMap};
 use super::Findings;
 use crate::model::{AgentId, Host, HostKey, Rollout, Selector};
 
@@ -98,18 +100,26 @@ impl<'a> HostIndex<'a> {
         }
     }
 
-    /// The hosts of a process, sorted, each with the index of its entry.
-    pub fn hosts_of(&self, at: usize, process: &Process, found: &mut Findings) -> Vec<(usize, Host)> {
+    /// The hosts of a process, sorted, each with the index of its entry; and the variables of its hosts.
+    pub fn hosts_of(
+        &self,
+        at: usize,
+        process: &Process,
+        found: &mut Findings,
+    ) -> (Vec<(usize, Host)>, HostVars) {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
+        // Variables of hosts take precedence over those of groups, whichever entry names the host first.
+        let (mut host_vars, mut group_vars) = (HostVars::new(), HostVars::new());
         let mut groups = HashSet::new();
         let mut tested = 0;
         for (entry, placement) in &process.hosts {
             match placement {
-                Placement::Host(host) => {
+                Placement::Host { host, vars } => {
                     let host = self.merged_host(host);
+                    add_vars(&mut host_vars, &host.key, [vars.as_ref()]);
                     hosts.entry(host.key.clone()).or_insert((*entry, host));
                 }
-                Placement::Group { name, chosen } => {
+                Placement::Group { name, chosen, vars } => {
                     // A repeated selection adds no hosts: skip its cost.
                     if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
                         continue;
@@ -124,14 +134,20 @@ impl<'a> HostIndex<'a> {
                         found.push((at, finding.hint("use fewer entries in hosts")));
                         break;
                     }
-                    for host in self.select_hosts(at, *entry, name, chosen.as_ref(), process, found) {
-                        let host = self.merged_host(host);
+                    let of_group = self.groups.get(name.as_str()).and_then(|(_, group)| group.vars.as_ref());
+                    for member in self.select_hosts(at, *entry, name, chosen.as_ref(), process, found) {
+                        let host = self.merged_host(&member.host);
+                        add_vars(&mut host_vars, &host.key, [vars.as_ref(), member.vars.as_ref()]);
+                        add_vars(&mut group_vars, &host.key, [of_group]);
                         hosts.entry(host.key.clone()).or_insert((*entry, host));
                     }
                 }
             }
         }
-        hosts.into_values().collect()
+        for (host, layers) in group_vars {
+            host_vars.entry(host).or_default().extend(layers);
+        }
+        (hosts.into_values().collect(), host_vars)
     }
 
     /// The rollout of a process, with the hosts of its groups.
@@ -144,7 +160,7 @@ impl<'a> HostIndex<'a> {
                 found.push((at, self.undefined_group(&named.name, process, path, suggest)));
                 continue;
             };
-            named.hosts = group.hosts.iter().map(|(_, host, _)| self.merged_host(host).key).collect();
+            named.hosts = group.hosts.iter().map(|member| self.merged_host(&member.host).key).collect();
         }
         Some(rollout)
     }
@@ -157,7 +173,7 @@ impl<'a> HostIndex<'a> {
         chosen: Option<&Selector>,
         process: &Process,
         found: &mut Findings,
-    ) -> Vec<&'a Host> {
+    ) -> Vec<&'a GroupMember> {
         let path = FieldPath::of("hosts").index(entry);
         let Some((_, group)) = self.groups.get(name) else {
             let suggest = found.may_suggest(self.groups.len());
@@ -165,8 +181,7 @@ impl<'a> HostIndex<'a> {
             return Vec::new();
         };
         let some = |labels| chosen.is_none_or(|selector| selector.matches(labels));
-        let hosts = group.hosts.iter().filter(|(_, _, labels)| some(labels)).map(|(_, host, _)| host);
-        let hosts: Vec<&Host> = hosts.collect();
+        let hosts: Vec<&GroupMember> = group.hosts.iter().filter(|member| some(&member.labels)).collect();
         if hosts.is_empty() {
             let finding = match chosen {
                 Some(selector) if !group.hosts.is_empty() => {
@@ -227,6 +242,13 @@ impl<'a> HostIndex<'a> {
     }
 }
 
+/// Records the layers of a host that have variables.
+fn add_vars<const N: usize>(all: &mut HostVars, host: &HostKey, layers: [Option<&Arc<VarMap>>; N]) {
+    for layer in layers.into_iter().flatten() {
+        all.entry(host.clone()).or_default().push(Arc::clone(layer));
+    }
+}
+
 /// All hosts that a document names directly.
 fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
     let path = |at: usize| FieldPath::of("hosts").index(at);
@@ -235,11 +257,13 @@ fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
             .hosts
             .iter()
             .filter_map(|(at, placement)| match placement {
-                Placement::Host(host) => Some((path(*at), host)),
+                Placement::Host { host, .. } => Some((path(*at), host)),
                 Placement::Group { .. } => None,
             })
             .collect(),
-        DeclaredObject::Group(group) => group.hosts.iter().map(|(at, host, _)| (path(*at), host)).collect(),
+        DeclaredObject::Group(group) => {
+            group.hosts.iter().map(|member| (path(member.entry), &member.host)).collect()
+        }
         DeclaredObject::Defaults(_) | DeclaredObject::Policy(_) | DeclaredObject::Nothing => Vec::new(),
     }
 }

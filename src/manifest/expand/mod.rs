@@ -17,6 +17,7 @@ use self::hosts::HostIndex;
 use self::policies::Policies;
 use super::check::{self, DeclaredObject, Process, ValueChecker};
 use super::problem::{Code, FieldPath, MAX_PER_FILE, PathProblem};
+use super::variable_scopes::{self, DefaultVars, VarScope};
 use super::variables::{self, InstanceVariables};
 use super::{Declaration, Limits};
 use crate::model::{
@@ -52,6 +53,10 @@ impl Context {
         let DeclaredObject::Process(process) = &document.declared else { return None };
         let mut found = Findings::of(std::slice::from_ref(document));
         let (spec, uses) = self.defaults.apply(0, document, process, &mut found);
+        // Variables of hosts are in other documents.
+        if !uses.named.is_empty() {
+            return None;
+        }
         policies::check(0, document, process, &spec, &hosts, &self.policies, &mut found);
         let key = process.key.as_ref().filter(|_| !self.defaults.has_error_above(document))?;
         if uses.host {
@@ -63,6 +68,7 @@ impl Context {
             return None;
         }
         let origin = declared_process(key, process, rollout, location, policies);
+        let uses = (uses, VarScope::default());
         let instances = resolve(&ProcessTemplate::new(0, key, process, spec, uses, hosts), origin);
         found.list.is_empty().then_some(instances)
     }
@@ -96,7 +102,8 @@ pub fn expand(
 ) -> Expansion {
     let mut found = Findings::of(documents);
     let mut policies = Policies::collect(documents, &locations, &mut found);
-    let defaults = Defaults::collect(documents, findings, &mut found);
+    let vars = DefaultVars::collect(documents, &mut |at, finding| found.push((at, finding)));
+    let defaults = Defaults::collect(documents, findings, &vars, &mut found);
     let index = HostIndex::collect(documents, unread, &mut found);
     let names = ProcessIndex::collect(documents);
     let (mut templates, mut origins) = (Vec::new(), Vec::new());
@@ -106,12 +113,21 @@ pub fn expand(
             continue;
         };
         let (spec, uses) = defaults.apply(at, document, process, &mut found);
-        let hosts = index.hosts_of(at, process, &mut found);
+        let (hosts, host_vars) = index.hosts_of(at, process, &mut found);
         policies::check(at, document, process, &spec, &hosts, &policies, &mut found);
         dependencies::check_names(at, process, &names, unread, &mut found);
         let Some(key) = process.key.as_ref().filter(|_| !defaults.has_error_above(document)) else {
             continue;
         };
+        let scope = match uses.named.is_empty() {
+            true => VarScope::default(),
+            false => VarScope::new(vars.above(document), host_vars),
+        };
+        variable_scopes::check_uses(key, &uses, &scope, &hosts, &mut |finding| {
+            if !defaults.is_known(document, &finding) {
+                found.push((at, finding));
+            }
+        });
         let before = total;
         total = total.saturating_add(hosts.len().saturating_mul(process.instances.unwrap_or(1) as usize));
         if total > limits.instances {
@@ -131,7 +147,7 @@ pub fn expand(
         } else {
             index.rollout_of(at, process, &mut found);
         }
-        templates.push(ProcessTemplate::new(at, key, process, spec, uses, hosts));
+        templates.push(ProcessTemplate::new(at, key, process, spec, (uses, scope), hosts));
     }
     dependencies::check_cycles(documents, &names, &mut found);
     dependencies::check_states(documents, &names, &mut found);
@@ -220,7 +236,7 @@ fn counts<'a>(templates: impl Iterator<Item = &'a ProcessTemplate>) -> DesiredCo
 
 /// Expands a template to instances, with variables replaced.
 fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(InstanceKey, DesiredInstance)> {
-    let ProcessTemplate { key, spec: shared, uses, hosts, .. } = template;
+    let ProcessTemplate { key, spec: shared, uses, vars, hosts, .. } = template;
     let mut instances = Vec::with_capacity(template.len());
     if hosts.is_empty() {
         return instances;
@@ -243,9 +259,9 @@ fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(Instance
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
             };
-            let meaning = InstanceVariables { key: &key, instance: number };
+            let meaning = InstanceVariables { key: &key, instance: number, scope: vars };
             let replaced = || Arc::new(HashedSpec::new(variables::replace(shared, &meaning)));
-            let spec = match (uses.any, uses.host) {
+            let spec = match (uses.any, uses.host || vars.is_per_host()) {
                 (false, _) => Arc::clone(shared),
                 (true, true) => replaced(),
                 (true, false) => Arc::clone(same.get_or_insert_with(replaced)),

@@ -150,6 +150,7 @@ pub const NICE: RangeInclusive<i64> = -20..=19;
 pub const OOM_SCORE_ADJ: RangeInclusive<i64> = -1000..=1000;
 
 pub const RESTART_POLICIES: &[&str] = &["always", "on-failure", "never"];
+pub const ON_HOOK_FAILURE: &[&str] = &["abort", "ignore"];
 pub const PROTECT_SYSTEM: &[&str] = &["full", "strict"];
 /// As in `model::SIGNALS`.
 pub const SIGNAL_NAMES: &[&str] = &[
@@ -158,6 +159,8 @@ pub const SIGNAL_NAMES: &[&str] = &[
 ];
 pub const STATES: &[&str] = &["running", "stopped", "unhosted", "absent"];
 pub const START_MODES: &[&str] = &["daemon", "foreground"];
+/// Values of `type`, in the order of their codes in auto_type.
+pub const PROCESS_TYPES: &[&str] = &["schedule", "service", "job"];
 pub const PROTECTIONS: &[&str] = &["delete", "restart", "stop"];
 pub const PAUSES: &[&str] = &["promoted"];
 pub const EFFECTS: &[&str] = &["none", "register", "reload", "restart", "replace"];

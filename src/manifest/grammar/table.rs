@@ -1,6 +1,6 @@
 //! Field table of the grammar: one line per field, excluded from rustfmt so that its columns stay aligned.
 
-use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, EXIT_CODES, HEALTH_RETRIES, INSTANCES, KINDS, DISRUPTIONS, LOGS_KEPT, NICE, OOM_SCORE_ADJ, PAUSES, PROTECTIONS, PROTECT_SYSTEM, RESTART_POLICIES, RETRIES, SECONDS, SIGNAL_NAMES, SMALL_COUNT, START_MODES, STATES};
+use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, EXIT_CODES, HEALTH_RETRIES, INSTANCES, KINDS, DISRUPTIONS, LOGS_KEPT, NICE, ON_HOOK_FAILURE, OOM_SCORE_ADJ, PAUSES, PROCESS_TYPES, PROTECTIONS, PROTECT_SYSTEM, RESTART_POLICIES, RETRIES, SECONDS, SIGNAL_NAMES, SMALL_COUNT, START_MODES, STATES};
 use super::{Entry, Requirement, Section, Shape, FieldOrigin};
 use super::Requirement::{IgnoredInBody, Optional, Required, RequiredInBody};
 use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, Number, OneOf, Percent, Size, Text, Word};
@@ -25,6 +25,9 @@ const KIND: Entry = entry("kind", Word(KINDS), Optional, FieldOrigin::Abide, "Ki
 const VERSION: Entry =
     entry("apiVersion", Word(&[API_VERSION]), Optional, FieldOrigin::Abide, "Version of the manifest syntax.").with_default("abide/v1");
 
+/// Variables by name.
+const VARS: Shape = Map(&OneOf(&[Text, Int(i64::MIN..=i64::MAX), Number, Bool]));
+
 pub static PROCESS: Section = Section {
     name: "Process",
     about: "A process on one or more hosts. A GSE request body {meta, hosts, spec} is also read as a Process.",
@@ -32,7 +35,15 @@ pub static PROCESS: Section = Section {
         VERSION,
         KIND,
         entry("meta", Shape::Section(&META), Required, FieldOrigin::Gse, "Name and labels of the process."),
-        entry("hosts", List(&Shape::Section(&HOST)), Required, FieldOrigin::GseAndJob, "Hosts and host groups that the process runs on, in any combination."),
+        entry("hosts", List(&OneOf(&[Text, Shape::Section(&HOST)])), Required, FieldOrigin::GseAndJob, "Hosts and host groups that the process runs on, in any combination. A host may be text: IP, or CLOUD:IP."),
+        entry("run", Text, Optional, FieldOrigin::Abide, "Command that is the process. Short for spec.control.start_cmd, with start_mode foreground unless `mode` is set. With it, proc_name, setup_path, pid_path and value_key may be left out."),
+        entry("dir", AbsolutePath, Optional, FieldOrigin::Abide, "Working directory. Short for spec.identity.setup_path.").with_default("/, with `run`"),
+        entry("user", Text, Optional, FieldOrigin::Abide, "Account. Short for spec.identity.user."),
+        entry("mode", Word(START_MODES), Optional, FieldOrigin::Abide, "Short for spec.control.start_mode.").with_default("foreground, with `run`"),
+        entry("type", Word(PROCESS_TYPES), Optional, FieldOrigin::Abide, "service: kept running; schedule: runs by `schedule`; job: runs once. Short for spec.monitor_policy.auto_type (1, 0, 2).").with_default("service, or schedule with `schedule`"),
+        entry("schedule", Text, Optional, FieldOrigin::Abide, "minute hour day-of-month month day-of-week. Short for spec.monitor_policy.crontab_rule; implies type: schedule."),
+        entry("zone", Text, Optional, FieldOrigin::Abide, "Short for spec.monitor_policy.crontab_zone."),
+        entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Short for spec.env."),
         entry("state", Word(STATES), Optional, FieldOrigin::Abide, "Desired state: running (supervised by the agent), stopped, unhosted (running, not supervised) or absent.").with_default("running"),
         entry("instances", Int(INSTANCES), Optional, FieldOrigin::Abide, "Number of instances per host, named NAME_1 to NAME_N; ${instance} is the number. Unset: one instance, named NAME."),
         entry("depends_on", List(&Text), Optional, FieldOrigin::Abide, "Processes that must be ready before this one starts, as NAMESPACE/NAME, or NAME in the same namespace: services healthy, one-shots ended with success. Affects order only, never causes a restart."),
@@ -41,11 +52,10 @@ pub static PROCESS: Section = Section {
         entry("moved_from", Text, Optional, FieldOrigin::Abide, "Previous name of the process, as NAMESPACE/NAME or NAME. Renames it without a restart."),
         entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path, or env.NAME for one variable. Overrides the effect that `abide explain FIELD` shows."),
         entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change rolls out across the instances. Unset: all instances at once, within the budgets."),
-        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision."),
+        entry("spec", Shape::Section(&SPEC), Optional, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision. Required without `run`."),
         entry("stop_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.stop_signal."),
         entry("stop_timeout", Duration, Optional, FieldOrigin::Abide, "Short for spec.control.stop_timeout."),
         entry("reload_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.reload_signal."),
-        entry("zone", Text, Optional, FieldOrigin::Abide, "Short for spec.monitor_policy.crontab_zone."),
         entry("health", OneOf(&[Text, Shape::Section(&HEALTH)]), Optional, FieldOrigin::Abide, "Short for spec.health."),
         entry("restart", OneOf(&[Word(RESTART_POLICIES), Shape::Section(&RESTART)]), Optional, FieldOrigin::Abide, "Short for spec.restart."),
         entry("log", Shape::Section(&LOG), Optional, FieldOrigin::Abide, "Short for spec.log."),
@@ -81,6 +91,7 @@ static HOST: Section = Section {
         entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "Id of the host's GSE 2.0 agent, instead of `ip` or in addition to it."),
         entry("group", Text, Optional, FieldOrigin::Abide, "Name of a HostGroup. Selects all of its hosts, or those that match `labels`."),
         entry("labels", Text, Optional, FieldOrigin::Abide, "Label selector for the hosts of `group`, such as rack=a,tier in (x,y),!old."),
+        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables of this host, used as ${NAME}."),
     ],
 };
 
@@ -93,6 +104,7 @@ static GROUP_HOST: Section = Section {
         entry("bk_supplier_id", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Supplier id, for GSE 1.0."),
         entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "Id of the host's GSE 2.0 agent, instead of `ip` or in addition to it."),
         entry("labels", Map(&LooseText), Optional, FieldOrigin::Abide, "Labels of the host, for the selectors of a Process."),
+        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables of this host, used as ${NAME}. They win over those of the group."),
     ],
 };
 
@@ -194,15 +206,31 @@ static SANDBOX: Section = Section {
 static HOOKS: Section = Section {
     name: "hooks",
     about: "Commands that the agent runs around an operation.",
-    entries: &[entry("before_start", OneOf(&[Text, Shape::Section(&HOOK)]), Optional, FieldOrigin::Abide, "Runs before every launch. A failure fails the launch.")],
+    entries: &[
+        entry("before_start", OneOf(&[Text, Shape::Section(&LAUNCH_HOOK)]), Optional, FieldOrigin::Abide, "Runs before every launch. A failure fails the launch."),
+        entry("before_stop", OneOf(&[Text, Shape::Section(&HOOK)]), Optional, FieldOrigin::Abide, "Runs before a stop and before the stop of a restart. A failure keeps the process running. Not before a kill."),
+        entry("after_start", OneOf(&[Text, Shape::Section(&HOOK)]), Optional, FieldOrigin::Abide, "Runs after the start check of a start or restart. A failure fails the start, and stops the process."),
+    ],
+};
+
+static LAUNCH_HOOK: Section = Section {
+    name: "launch hook",
+    about: "A command before every launch, with its time limit.",
+    entries: &[
+        entry("run", Text, Required, FieldOrigin::Abide, "Command, run in setup_path as `user`. It may run more than once per launch."),
+        entry("timeout", Duration, Optional, FieldOrigin::Abide, "Time limit. Unset: op_timeout."),
+        entry("on_failure", Word(ON_HOOK_FAILURE), Optional, FieldOrigin::Abide, "abort: the launch fails. ignore: the launch continues.").with_default("abort"),
+    ],
 };
 
 static HOOK: Section = Section {
     name: "hook",
-    about: "A command, with its time limit.",
+    about: "A command around an operation, with its time limit. Only for services.",
     entries: &[
-        entry("run", Text, Required, FieldOrigin::Abide, "Command, run in setup_path as `user`."),
-        entry("timeout", Duration, Optional, FieldOrigin::Abide, "Time limit. Unset: op_timeout."),
+        entry("run", Text, Required, FieldOrigin::Abide, "Command, run in setup_path as `user`. It may run more than once per operation."),
+        entry("timeout", Duration, Optional, FieldOrigin::Abide, "Time limit, at most 1h. Unset: op_timeout."),
+        entry("on_failure", Word(ON_HOOK_FAILURE), Optional, FieldOrigin::Abide, "abort: the operation fails. ignore: the operation continues, and the agent logs the failure.").with_default("abort"),
+        entry("drift", Bool, Optional, FieldOrigin::Abide, "Also run for the repair of drift: relaunches by the agent, and operations of watch without a change of the manifests.").with_default("false"),
     ],
 };
 
@@ -312,7 +340,8 @@ pub static HOST_GROUP: Section = Section {
         VERSION,
         KIND,
         entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "Name of the group."),
-        entry("hosts", List(&Shape::Section(&GROUP_HOST)), Required, FieldOrigin::Abide, "Hosts of the group."),
+        entry("hosts", List(&OneOf(&[Text, Shape::Section(&GROUP_HOST)])), Required, FieldOrigin::Abide, "Hosts of the group. A host may be text: IP, or CLOUD:IP."),
+        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables of the hosts of the group, used as ${NAME}. They win over those of Defaults."),
     ],
 };
 
@@ -329,7 +358,8 @@ pub static DEFAULTS: Section = Section {
         VERSION,
         KIND,
         entry("meta", Shape::Section(&OPTIONAL_META), Optional, FieldOrigin::Abide, "Name of the Defaults."),
-        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Abide, "Default fields, as in the spec of a Process."),
+        entry("spec", Shape::Section(&SPEC), Optional, FieldOrigin::Abide, "Default fields, as in the spec of a Process. Required without `vars`."),
+        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables, used as ${NAME} in paths, commands, env and value_key. The nearest directory wins; a variable may use others."),
     ],
 };
 
@@ -349,7 +379,7 @@ pub static POLICY: Section = Section {
         entry("owner", Text, Optional, FieldOrigin::Abide, "Owner that the manifests are applied as."),
         entry("allow", Shape::Section(&ALLOW), Optional, FieldOrigin::Abide, "Patterns of allowed namespaces, users and hosts; `*` matches any text. Unset: everything is allowed."),
         entry("budgets", Shape::Section(&BUDGETS), Optional, FieldOrigin::Abide, "Maximum number of instances that one apply may disrupt."),
-        entry("windows", List(&Shape::Section(&WINDOW)), Optional, FieldOrigin::Abide, "Time windows outside of which operations are held."),
+        entry("windows", List(&Shape::Section(&WINDOW)), Optional, FieldOrigin::Abide, "Time windows. Operations are held outside of them or, with `deny`, inside them."),
     ],
 };
 
@@ -380,7 +410,8 @@ static WINDOW: Section = Section {
         entry("from", Text, Required, FieldOrigin::Abide, "Start time, as HH:MM."),
         entry("to", Text, Required, FieldOrigin::Abide, "End time, as HH:MM. A time before `from` is on the next day."),
         entry("tz", Text, Optional, FieldOrigin::Abide, "Time zone, such as Asia/Shanghai.").with_default("UTC"),
-        entry("for", List(&Word(DISRUPTIONS)), Required, FieldOrigin::Abide, "Operations that are held outside of the window."),
+        entry("for", List(&Word(DISRUPTIONS)), Required, FieldOrigin::Abide, "Operations that are held outside of the window; with `deny`, inside it."),
+        entry("deny", Bool, Optional, FieldOrigin::Abide, "Hold the operations inside the window. It overrides windows that allow them.").with_default("false"),
     ],
 };
 

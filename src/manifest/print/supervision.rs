@@ -102,11 +102,23 @@ pub fn sandbox(sandbox: &Sandbox) -> SandboxEntry {
 }
 
 pub fn hooks(hooks: &Hooks) -> HooksEntry {
-    let hook = |hook: &Hook| match hook.timeout {
-        None => HookValue::Run(escape(&hook.run)),
-        timeout => {
-            HookValue::Map(HookEntry { run: Some(Text(escape(&hook.run))), timeout: seconds(timeout) })
-        }
+    let hook = |hook: &Option<Hook>| {
+        let Hook { run, timeout, on_failure, drift } = hook.as_ref()?;
+        let run = escape(run);
+        Some(match timeout.is_none() && on_failure.is_none() && drift.is_none() {
+            true => HookValue::Run(run),
+            false => HookValue::Map(HookEntry {
+                run: Some(Text(run)),
+                timeout: seconds(*timeout),
+                on_failure: on_failure.map(|one| one.word().into()),
+                drift: *drift,
+            }),
+        })
     };
-    HooksEntry { before_start: hooks.before_start.as_ref().map(hook) }
+    let Hooks { before_start, before_stop, after_start } = hooks;
+    HooksEntry {
+        before_start: hook(before_start),
+        before_stop: hook(before_stop),
+        after_start: hook(after_start),
+    }
 }

@@ -28,13 +28,13 @@ impl std::fmt::Debug for Address {
 /// Why an address cannot be used, without its secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GitAddressError {
-    #[error("holds a credential as a parameter, which git cannot send")]
+    #[error("contains a credential as a parameter, which git cannot send")]
     SecretParameter,
     #[error("has a '/', '?' or '#' in its credentials, which would end the host")]
     EndedHost,
     #[error("has an '@' after its host: a part of the password, or of the path")]
     AmbiguousPassword,
-    #[error("holds a control character in its credentials")]
+    #[error("contains a control character in its credentials")]
     ControlCharacter,
 }
 

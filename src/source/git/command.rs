@@ -76,19 +76,19 @@ pub enum CommandError {
     Run { name: String, source: io::Error },
     #[error("cannot wait for {name}: {source}")]
     Wait { name: String, source: io::Error },
-    #[error("cannot read what {name} writes: {source}")]
+    #[error("cannot read the output of {name}: {source}")]
     Output { name: String, source: io::Error },
-    #[error("cannot read what {name} says: {source}")]
+    #[error("cannot read the messages of {name}: {source}")]
     Stderr { name: String, source: io::Error },
-    #[error("{name} writes more than {most} bytes")]
+    #[error("{name} printed more than {most} bytes")]
     TooMuchOutput { name: String, most: u64 },
-    #[error("{name} writes more than {MAX_STDERR_BYTES} bytes of messages, and was ended")]
+    #[error("{name} printed more than {MAX_STDERR_BYTES} bytes of messages and was killed")]
     TooManyMessages { name: String },
-    #[error("the server sends a pack of more than {0} bytes (see --git-max-size); the fetch was ended")]
+    #[error("the server sent a pack of more than {0} bytes (--git-max-size); the fetch was cancelled")]
     PackTooLarge(u64),
-    #[error("{name} was stopped, and was ended")]
+    #[error("{name} was cancelled: the controller stops")]
     Stopped { name: String },
-    #[error("{name} took longer than {limit:?}, and was ended")]
+    #[error("{name} took longer than {limit:?} and was killed")]
     TimedOut { name: String, limit: Duration },
 }
 
@@ -400,7 +400,7 @@ mod tests {
         let begin = Instant::now();
         let ended = program.run(command, &[], 100, Duration::from_millis(200));
         let error = ended.err().map(|error| error.to_string());
-        assert_eq!(error.as_deref(), Some("sh took longer than 200ms, and was ended"));
+        assert_eq!(error.as_deref(), Some("sh took longer than 200ms and was killed"));
         assert!(begin.elapsed() < Duration::from_secs(20));
         // Messages without end.
         let mut command = Command::new("sh");

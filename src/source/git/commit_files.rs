@@ -10,7 +10,7 @@ use super::super::SourceError;
 use super::command::GitCommand;
 use super::error::{EmptyCommit, ReadError, RepositoryError};
 use super::tree::{FoundFile, FoundManifests, Tree};
-use crate::manifest::{self, FileContent, Limits, Loaded, Problem, StandIn};
+use crate::manifest::{self, FileContent, Limits, Loaded, Problem, ReplacementText};
 
 /// Maximum size of a commit's listing: about two million files.
 const MAX_LISTING_BYTES: u64 = 256 << 20;
@@ -144,7 +144,7 @@ fn contents(program: &GitCommand, objects: &[(String, u64)]) -> Result<Vec<Arc<[
     Ok(contents)
 }
 
-pub fn load(files: &CommitFiles, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
+pub fn load(files: &CommitFiles, limits: &Limits, stand_ins: &BTreeMap<String, ReplacementText>) -> Loaded {
     manifest::load_files(files.files.clone(), files.problems.clone(), limits, stand_ins)
 }
 

@@ -112,15 +112,15 @@ fn url(url: &str) -> Result<String, ConfigError> {
     let refused = |why: &str, hint: &'static str| {
         Err(ConfigError { message: format!("--git: {:?} {why}", masked(url)), hint })
     };
-    let usual = "say https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, file:///PATH or a path";
+    let usual = "pass https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, file:///PATH or a path";
     if url.is_empty() {
         return refused("is not a URL", usual);
     }
     if url.starts_with('-') {
-        return refused("begins with a dash: git would take it for an option", usual);
+        return refused("begins with a dash: git would parse it as an option", usual);
     }
     if url.chars().any(char::is_control) {
-        return refused("holds a control character", usual);
+        return refused("contains a control character", usual);
     }
     if let Err(error) = address::parse(url) {
         return refused(
@@ -150,13 +150,13 @@ fn is_word(text: &str) -> bool {
 
 /// The rules of `git check-ref-format`, without refspec syntax.
 fn check_reference(name: &str) -> Result<(), ConfigError> {
-    let hint = "name a branch, a tag or HEAD";
+    let hint = "pass a branch, a tag or HEAD";
     let refused = |why: &str| Err(ConfigError { message: format!("--ref: {name:?} {why}"), hint });
     if name.is_empty() {
         return refused("is not a name");
     }
     if name.starts_with('-') {
-        return refused("begins with a dash: git would take it for an option");
+        return refused("begins with a dash: git would parse it as an option");
     }
     let strange = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\".contains(c);
     let bad_part = |part: &str| part.is_empty() || part.starts_with('.') || part.ends_with(".lock");
@@ -175,11 +175,11 @@ fn check_reference(name: &str) -> Result<(), ConfigError> {
 
 fn path(path: &Path) -> Result<PathBuf, ConfigError> {
     let refused = |why: &str| {
-        let hint = "say a directory or file inside the repository, from its root";
+        let hint = "pass a directory or file inside the repository, relative to its root";
         Err(ConfigError { message: format!("--path: {:?} {why}", path.display().to_string()), hint })
     };
     if path.as_os_str().as_encoded_bytes().starts_with(b"-") {
-        return refused("begins with a dash: git would take it for an option");
+        return refused("begins with a dash: git would parse it as an option");
     }
     let mut inside = PathBuf::new();
     for part in path.components() {
@@ -187,7 +187,7 @@ fn path(path: &Path) -> Result<PathBuf, ConfigError> {
             Component::CurDir => {}
             Component::Normal(name) => inside.push(name),
             Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
-                return refused("leads out of the repository");
+                return refused("is outside of the repository");
             }
         }
     }

@@ -13,7 +13,7 @@ use super::tree::ListingError;
 pub enum RepositoryError {
     #[error("cannot use {}: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
-    #[error("another process uses {} and does not release it", mirror.display())]
+    #[error("another process has locked {}", mirror.display())]
     InUse { mirror: PathBuf },
     #[error("{url} {source}")]
     Address { url: String, source: GitAddressError },
@@ -28,7 +28,7 @@ pub enum RepositoryError {
         mirror.display()
     )]
     Read { commit: String, mirror: PathBuf, source: ReadError },
-    #[error("cannot keep {commit}: {stderr}")]
+    #[error("cannot store commit {commit}: {stderr}")]
     Keep { commit: String, stderr: String },
 }
 
@@ -61,9 +61,9 @@ pub enum SignatureRefusal {
     Shallow { mirror: PathBuf },
     #[error("cannot list the commits since {last}: {stderr}")]
     List { last: String, stderr: String },
-    #[error("it brings more than {most} commits, too many to verify")]
+    #[error("its history since the last accepted commit has more than {most} commits, too many to verify")]
     TooMany { most: usize },
-    #[error("it contains commit {commit}: {source}")]
+    #[error("its history contains commit {commit}: {source}")]
     Contains { commit: String, source: SignatureError },
     #[error(transparent)]
     Tip(#[from] SignatureError),
@@ -72,9 +72,9 @@ pub enum SignatureRefusal {
 /// Why a commit declares nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmptyCommit {
-    #[error("it holds nothing")]
+    #[error("the commit has no files")]
     NoFiles,
-    #[error("it has no {0}")]
+    #[error("the commit has no path {0}")]
     NoPath(String),
     /// Where in the repository: "in it", or "below PATH".
     #[error("there is no *.yaml, *.yml or *.json {0}")]

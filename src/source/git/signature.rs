@@ -35,9 +35,9 @@ pub enum SignatureError {
     Unreadable { file: PathBuf, source: io::Error },
     #[error("{} is larger than {MAX_KEY_FILE_BYTES} bytes", .0.display())]
     TooLarge(PathBuf),
-    #[error("{} holds neither allowed signers of ssh nor public keys of gpg", .0.display())]
+    #[error("{} contains neither allowed signers of ssh nor public keys of gpg", .0.display())]
     NoKeys(PathBuf),
-    #[error("cannot make a folder for keys: {0}")]
+    #[error("cannot create a folder for keys: {0}")]
     Folder(#[source] io::Error),
     #[error("cannot copy the keys: {0}")]
     Copy(#[source] io::Error),
@@ -45,15 +45,15 @@ pub enum SignatureError {
     Import { stderr: String },
     #[error(transparent)]
     Command(#[from] CommandError),
-    #[error("it is not signed")]
+    #[error("not signed")]
     NotSigned,
-    #[error("it is signed with ssh, and {} holds keys of gpg", .0.display())]
+    #[error("signed with ssh, but {} contains keys of gpg", .0.display())]
     SignedWithSsh(PathBuf),
-    #[error("it is signed with gpg, and {} holds keys of ssh", .0.display())]
+    #[error("signed with gpg, but {} contains keys of ssh", .0.display())]
     SignedWithGpg(PathBuf),
-    #[error("it has a signature of an unknown kind")]
+    #[error("signature of an unknown kind")]
     UnknownKind,
-    #[error("its signature is not good by {}: {why}", file.display())]
+    #[error("invalid signature, checked with {}: {why}", file.display())]
     NotGood { file: PathBuf, why: String },
 }
 

@@ -55,7 +55,7 @@ impl FoundManifests {
     }
 
     pub fn leads_out(&mut self, link: &Path) {
-        let hint = "put a copy into the tree, or let --path name a directory around both";
+        let hint = "copy the target into the tree, or pass --path of a directory that contains both";
         self.problem(link, manifest::LEADS_OUT.to_owned(), hint);
     }
 }
@@ -134,8 +134,8 @@ impl Tree {
         match self.entries.get(root).map(|entry| entry.kind) {
             Some(Kind::File) => walk.file(root, root),
             Some(Kind::Link) => {
-                let message = "it is a link".to_owned();
-                walk.choice.problem(root, message, "name what it leads to");
+                let message = "--path is a symbolic link".to_owned();
+                walk.choice.problem(root, message, "pass the target of the link");
             }
             Some(Kind::Folder) | None => walk.directory(),
         }
@@ -209,8 +209,8 @@ impl TreeWalker<'_> {
                 return self.choice.lost.push(manifest::display_path(path));
             }
             LinkTarget::Nowhere => {
-                let hint = "put the file into the repository";
-                return self.choice.problem(path, "the link leads nowhere".to_owned(), hint);
+                let hint = "add the target to the repository";
+                return self.choice.problem(path, "dangling symbolic link".to_owned(), hint);
             }
             LinkTarget::Out(_) => return self.choice.leads_out(path),
         };
@@ -372,7 +372,7 @@ mod tests {
         let (files, problems) = chosen(&all, "m");
         assert_eq!(files, ["m/again.yaml"], "the file behind three names is read once");
         let out = "the link points outside of the tree and is not followed";
-        let nowhere = "the link leads nowhere";
+        let nowhere = "dangling symbolic link";
         assert_eq!(
             problems,
             [

@@ -13,7 +13,7 @@ const FIRST_SAFE_VERSIONS: [(u32, u32, u32); 7] =
 /// Why this machine's git is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
-    #[error("cannot tell the version of git: `git --version` must say it")]
+    #[error("cannot determine the version of git: `git --version` prints no version")]
     Unknown,
     #[error(
         "git {0}.{1}.{2} does not know GIT_NO_LAZY_FETCH: reading a partial clone could run programs that its \

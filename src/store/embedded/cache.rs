@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 
-use super::file::{Fault, data_version, last_number, logged, number, sum};
+use super::file::{DatabaseFileError, data_version, last_number, logged, number, sum};
 use super::seal::Sealer;
 use crate::store::{Change, Entry, Seq};
 
@@ -63,7 +63,7 @@ fn size_of_change(change: &Change) -> usize {
 }
 
 impl Cache {
-    pub(super) fn load(&mut self, connection: &Connection, sealer: &Sealer) -> Result<(), Fault> {
+    pub(super) fn load(&mut self, connection: &Connection, sealer: &Sealer) -> Result<(), DatabaseFileError> {
         self.data_version = data_version(connection)?;
         self.last = last_number(connection)?;
         if let Some(recent) = &mut self.recent {
@@ -78,7 +78,7 @@ impl Cache {
             let stored: Vec<u8> = row.get(1)?;
             let changed = row.get(2)?;
             if sum(&key, &stored, changed) != row.get::<_, i64>(3)? {
-                return Err(Fault::Entry(format!("the entry {key:?} has a wrong checksum")));
+                return Err(DatabaseFileError::Entry(format!("the entry {key:?} has a wrong checksum")));
             }
             let value = sealer.open(&key, changed, stored)?.into();
             let changed = number(changed);
@@ -88,7 +88,11 @@ impl Cache {
     }
 
     /// Applies the changes since the last one, or loads everything if the log no longer has them.
-    pub(super) fn catch_up(&mut self, connection: &Connection, sealer: &Sealer) -> Result<(), Fault> {
+    pub(super) fn catch_up(
+        &mut self,
+        connection: &Connection,
+        sealer: &Sealer,
+    ) -> Result<(), DatabaseFileError> {
         match logged(connection, sealer, "", self.last)? {
             Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
             None => self.load(connection, sealer)?,

@@ -63,14 +63,14 @@ pub(super) fn read_entry(
     connection: &Connection,
     sealer: &Sealer,
     key: &str,
-) -> Result<Option<Vec<u8>>, Fault> {
+) -> Result<Option<Vec<u8>>, DatabaseFileError> {
     let mut rows = connection.prepare("SELECT value, changed, sum FROM entry WHERE key = ?1")?;
     let mut rows = rows.query([key])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let (value, changed): (Vec<u8>, i64) = (row.get(0)?, row.get(1)?);
     match sum(key, &value, changed) == row.get::<_, i64>(2)? {
         true => sealer.open(key, changed, value).map(Some),
-        false => Err(Fault::Entry(format!("the value of {key:?} has a wrong checksum"))),
+        false => Err(DatabaseFileError::Entry(format!("the value of {key:?} has a wrong checksum"))),
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn logged(
     sealer: &Sealer,
     prefix: &str,
     after: Seq,
-) -> Result<Option<Vec<Change>>, Fault> {
+) -> Result<Option<Vec<Change>>, DatabaseFileError> {
     let mut oldest = connection.prepare_cached("SELECT min(number) FROM log")?;
     let oldest: Option<i64> = oldest.query_row([], |row| row.get(0))?;
     if oldest.is_some_and(|oldest| number(oldest) > after + 1) {
@@ -137,12 +137,12 @@ pub(super) fn logged(
             let (at, value) = (row.get(0)?, row.get::<_, Option<Vec<u8>>>(2)?);
             let written = value.as_deref().map_or_else(|| gone(&key, at), |value| sum(&key, value, at));
             if written != row.get::<_, i64>(3)? {
-                return Err(Fault::Entry(format!("change {at} of {key:?} has a wrong checksum")));
+                return Err(DatabaseFileError::Entry(format!("change {at} of {key:?} has a wrong checksum")));
             }
             let value = match value.map(|value| sealer.open(&key, at, value)).transpose() {
                 Ok(value) => value,
                 // A change from before a change of keys: the reader reads all entries again.
-                Err(Fault::Key(_)) => return Ok(None),
+                Err(DatabaseFileError::Key(_)) => return Ok(None),
                 Err(fault) => return Err(fault),
             };
             changes.push(Change { number: number(at), key: key.into(), value: value.map(Arc::from) });
@@ -184,7 +184,7 @@ pub(super) fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Why the file cannot be read.
-pub(super) enum Fault {
+pub(super) enum DatabaseFileError {
     Sqlite(rusqlite::Error),
     /// An entry is damaged.
     Entry(String),
@@ -192,24 +192,24 @@ pub(super) enum Fault {
     Key(String),
 }
 
-impl From<rusqlite::Error> for Fault {
-    fn from(error: rusqlite::Error) -> Fault {
+impl From<rusqlite::Error> for DatabaseFileError {
+    fn from(error: rusqlite::Error) -> DatabaseFileError {
         match error {
             // A value of a type that is never written: the file is damaged.
             rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::FromSqlConversionFailure(..) => {
-                Fault::Entry(error.to_string())
+                DatabaseFileError::Entry(error.to_string())
             }
-            error => Fault::Sqlite(error),
+            error => DatabaseFileError::Sqlite(error),
         }
     }
 }
 
-impl Fault {
+impl DatabaseFileError {
     pub(super) fn understand(self, file: &Path) -> Error {
         match self {
-            Fault::Sqlite(error) => understand(error, file),
-            Fault::Entry(what) => Error::Corrupt { file: file.display().to_string(), what },
-            Fault::Key(keys) => Error::KeyMissing { file: file.display().to_string(), keys },
+            DatabaseFileError::Sqlite(error) => understand(error, file),
+            DatabaseFileError::Entry(what) => Error::Corrupt { file: file.display().to_string(), what },
+            DatabaseFileError::Key(keys) => Error::KeyMissing { file: file.display().to_string(), keys },
         }
     }
 }

@@ -5,8 +5,8 @@
 //! commits (WAL, synchronous FULL: the commit is on disk), and only then replies; many small writes share one fsync.
 //! Readers use an in-memory cache. Another process may write to the same file: before each read the cache checks
 //! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes, up to
-//! 128 MiB; a request for older ones returns [`Error::Compacted`]. The most recent ones are in memory as well. A store
-//! without followers keeps no log.
+//! 128 MiB; a request for older ones returns [`Error::Compacted`]. The most recent ones are in memory as well, and a waiting
+//! follower searches each change once. A store without followers keeps no log.
 //!
 //! A failed commit changes nothing: its callers get the error, the cache stays unchanged, and the next transaction
 //! starts over.
@@ -36,7 +36,7 @@ pub use self::sweep::is_encrypted;
 pub use self::trim::{Trim, TrimChoice, print_set_aside};
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
-use super::{Change, Entry, Error, KeySource, Outcome, Page, Seq, Store, Txn, keys};
+use super::{Change, Entry, Error, KeySource, Page, Seq, Store, Txn, TxnOutcome, keys};
 
 /// How often a waiting reader checks for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -276,18 +276,20 @@ impl Store for Embedded {
         Ok((entries, count))
     }
 
-    async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
+    async fn txn(&self, txn: Txn) -> Result<TxnOutcome, Error> {
         let (reply, result) = oneshot::channel();
         self.shared.writer.send(Job::Txn(txn, reply)).map_err(|_| Error::Closed)?;
         result.await.map_err(|_| Error::Closed)?
     }
 
-    async fn changes(&self, prefix: &str, after: Seq) -> Result<Vec<Change>, Error> {
+    async fn changes(&self, prefix: &str, mut after: Seq) -> Result<Vec<Change>, Error> {
         let mut last = self.shared.last.subscribe();
         loop {
             self.shared.refresh()?;
-            let recent =
-                read(&self.shared.cache).recent.as_ref().and_then(|recent| recent.after(prefix, after));
+            let (searched, recent) = {
+                let cache = read(&self.shared.cache);
+                (cache.last, cache.recent.as_ref().and_then(|recent| recent.after(prefix, after)))
+            };
             let found = match recent {
                 Some(changes) => Some(changes),
                 None => {
@@ -299,7 +301,8 @@ impl Store for Embedded {
             match found {
                 None => return Err(Error::Compacted),
                 Some(changes) if !changes.is_empty() => return Ok(changes),
-                Some(_) => {}
+                // No change is searched twice: a prefix that rarely changes would be searched in the whole log at each write.
+                Some(_) => after = after.max(searched),
             }
             // Writes of other processes do not wake this one: poll for them.
             let woken = match self.shared.exclusive_lock {

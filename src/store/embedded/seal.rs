@@ -12,7 +12,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce};
 use ring::hkdf::{HKDF_SHA256, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::file::Fault;
+use super::file::DatabaseFileError;
 use crate::store::Error;
 use crate::store::key_file::{KeyId, KeyRing, KeySource, StoreKey};
 
@@ -116,18 +116,18 @@ impl Sealer {
     }
 
     /// Refuses a key that is not in the key file.
-    pub(super) fn require(&self, id: KeyId) -> Result<(), Fault> {
+    pub(super) fn require(&self, id: KeyId) -> Result<(), DatabaseFileError> {
         match self.ring.find(id) {
             Some(_) => Ok(()),
-            None => Err(Fault::Key(shown(&self.source, Some(id)))),
+            None => Err(DatabaseFileError::Key(shown(&self.source, Some(id)))),
         }
     }
 
     /// The bytes to store for a value.
-    pub(super) fn seal(&self, key: &str, changed: i64, value: &[u8]) -> Result<Vec<u8>, Fault> {
+    pub(super) fn seal(&self, key: &str, changed: i64, value: &[u8]) -> Result<Vec<u8>, DatabaseFileError> {
         let Some((id, salt, sealing)) = &self.own else { return Ok(value.to_vec()) };
         let mut nonce = [0; NONCE_LEN];
-        let failed = || Fault::Entry(format!("the entry {key:?} cannot be encrypted"));
+        let failed = || DatabaseFileError::Entry(format!("the entry {key:?} cannot be encrypted"));
         self.random.fill(&mut nonce).map_err(|_| failed())?;
         let mut sealed = Vec::with_capacity(TEXT + value.len() + AES_256_GCM.tag_len());
         for part in [&MAGIC[..], &id.0, salt, &nonce, value] {
@@ -140,9 +140,14 @@ impl Sealer {
     }
 
     /// The value of stored bytes.
-    pub(super) fn open(&self, key: &str, changed: i64, mut stored: Vec<u8>) -> Result<Vec<u8>, Fault> {
+    pub(super) fn open(
+        &self,
+        key: &str,
+        changed: i64,
+        mut stored: Vec<u8>,
+    ) -> Result<Vec<u8>, DatabaseFileError> {
         let Some(id) = self.key_of(&stored) else { return Ok(stored) };
-        let damaged = || Fault::Entry(format!("the entry {key:?} cannot be decrypted"));
+        let damaged = || DatabaseFileError::Entry(format!("the entry {key:?} cannot be decrypted"));
         let (head, text) = stored.split_at_mut_checked(TEXT).ok_or_else(damaged)?;
         let salt: SaltBytes = head[SALT..NONCE].try_into().map_err(|_| damaged())?;
         let nonce = Nonce::try_assume_unique_for_key(&head[NONCE..]).map_err(|_| damaged())?;
@@ -154,12 +159,12 @@ impl Sealer {
         Ok(stored)
     }
 
-    fn opening_key(&self, id: KeyId, salt: SaltBytes) -> Result<Arc<LessSafeKey>, Fault> {
+    fn opening_key(&self, id: KeyId, salt: SaltBytes) -> Result<Arc<LessSafeKey>, DatabaseFileError> {
         let mut derived = self.derived.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(known) = derived.get(&(id, salt)) {
             return Ok(Arc::clone(known));
         }
-        let unknown = || Fault::Key(shown(&self.source, Some(id)));
+        let unknown = || DatabaseFileError::Key(shown(&self.source, Some(id)));
         let opening = self.ring.find(id).and_then(|key| derive(key, &salt)).ok_or_else(unknown)?;
         if derived.len() >= MAX_DERIVED {
             derived.clear();
@@ -216,7 +221,8 @@ mod tests {
         assert_eq!(one.text_size(&sealed[..HEAD], sealed.len()), b"secret text".len());
         assert_ne!(sealed, one.seal("reg/a", 7, b"secret text").unwrap_or_default(), "nonces differ");
         assert_eq!(next.open("reg/a", 7, sealed.clone()).unwrap_or_default(), b"secret text", "next opening");
-        let is_refused = |key, changed, bytes| matches!(one.open(key, changed, bytes), Err(Fault::Entry(_)));
+        let is_refused =
+            |key, changed, bytes| matches!(one.open(key, changed, bytes), Err(DatabaseFileError::Entry(_)));
         assert!(is_refused("reg/b", 7, sealed.clone()) && is_refused("reg/a", 8, sealed.clone()));
         for at in [SALT, NONCE, TEXT, sealed.len() - 1] {
             let mut changed = sealed.clone();
@@ -228,7 +234,7 @@ mod tests {
                 && is_refused("reg/a", 7, sealed[..HEAD].to_vec())
         );
         let other = sealer(folder.path(), "other");
-        assert!(matches!(other.open("reg/a", 7, sealed), Err(Fault::Key(_))));
+        assert!(matches!(other.open("reg/a", 7, sealed), Err(DatabaseFileError::Key(_))));
         // Values of a store without encryption are never interpreted.
         let plain = Sealer::new(KeyRing::default(), KeySource::None, false).expect("no key");
         let forged = [&MAGIC[..], b"whatever an app wrote"].concat();

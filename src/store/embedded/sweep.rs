@@ -8,7 +8,8 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::file::{
-    COMPACTED_KEY, Fault, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number, sum, understand,
+    COMPACTED_KEY, DatabaseFileError, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number, sum,
+    understand,
 };
 use super::seal::{HEAD, Sealer};
 use crate::store::{Error, KeySource};
@@ -84,7 +85,7 @@ pub fn is_encrypted(file: &Path) -> Result<bool, Error> {
 }
 
 /// Whether the current key seals every value. Refuses a file with a value whose key is unknown.
-fn check_keys(connection: &Connection, sealer: &Sealer) -> Result<bool, Fault> {
+fn check_keys(connection: &Connection, sealer: &Sealer) -> Result<bool, DatabaseFileError> {
     let mut heads = connection.prepare(&format!("SELECT DISTINCT substr(value, 1, {HEAD}) FROM entry"))?;
     let mut heads = heads.query([])?;
     let mut is_current = true;
@@ -98,7 +99,11 @@ fn check_keys(connection: &Connection, sealer: &Sealer) -> Result<bool, Fault> {
 }
 
 /// Rewrites every entry and every logged change. Their numbers stay, so other readers of the file keep their caches.
-fn rewrite_all(connection: &mut Connection, sealer: &mut Sealer, target: i64) -> Result<(), Fault> {
+fn rewrite_all(
+    connection: &mut Connection,
+    sealer: &mut Sealer,
+    target: i64,
+) -> Result<(), DatabaseFileError> {
     // Bytes of rewritten cells do not stay on their pages.
     connection.pragma_update(None, "secure_delete", "ON")?;
     let file = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -128,7 +133,7 @@ fn rewrite_all(connection: &mut Connection, sealer: &mut Sealer, target: i64) ->
     Ok(file.commit()?)
 }
 
-fn rewrite_log(file: &Connection, sealer: &Sealer) -> Result<(), Fault> {
+fn rewrite_log(file: &Connection, sealer: &Sealer) -> Result<(), DatabaseFileError> {
     let next = "SELECT rowid, number, key, value FROM log WHERE rowid > ?1 AND value IS NOT NULL ORDER BY rowid LIMIT 1";
     let mut after = i64::MIN;
     loop {
@@ -145,14 +150,14 @@ fn rewrite_log(file: &Connection, sealer: &Sealer) -> Result<(), Fault> {
                     .execute(params![row, stored, sum(&key, &stored, number)])?;
             }
             // Readers of an old change read all entries again.
-            Err(Fault::Key(_)) => forget(file, number)?,
+            Err(DatabaseFileError::Key(_)) => forget(file, number)?,
             Err(fault) => return Err(fault),
         }
     }
 }
 
 /// Deletes a change that no key opens, and all earlier ones: to readers they are compacted. The last number stays.
-fn forget(file: &Connection, number: i64) -> Result<(), Fault> {
+fn forget(file: &Connection, number: i64) -> Result<(), DatabaseFileError> {
     file.execute("DELETE FROM log WHERE number <= ?1", [number])?;
     let left: i64 = file.query_row("SELECT count(*) FROM log", [], |row| row.get(0))?;
     if left == 0 {

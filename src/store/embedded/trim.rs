@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use rusqlite::{Connection, OptionalExtension, Transaction};
 use serde_json::{Value, json};
 
-use super::file::{Fault, compact, last_number, understand};
+use super::file::{DatabaseFileError, compact, last_number, understand};
 use super::seal::{HEAD, Sealer};
 use super::writer::{apply, log};
 use crate::clock;
@@ -92,7 +92,12 @@ fn set_aside(store: &Connection, file: &Path, sealer: &Sealer, keys: &[String]) 
 }
 
 /// An entry for a file of entries. With a key its value is sealed, also if the store is not rewritten yet.
-fn set_aside_line(sealer: &Sealer, key: &str, changed: i64, stored: Vec<u8>) -> Result<Value, Fault> {
+fn set_aside_line(
+    sealer: &Sealer,
+    key: &str,
+    changed: i64,
+    stored: Vec<u8>,
+) -> Result<Value, DatabaseFileError> {
     let value = sealer.open(key, changed, stored)?;
     Ok(match sealer.current() {
         Some(_) => {
@@ -127,7 +132,7 @@ pub fn print_set_aside(file: &Path, keys: &KeySource, print: &mut dyn FnMut(&Val
         let stored = BASE64.decode(sealed).map_err(|_| damaged(at))?;
         let changed = entry["changed"].as_i64().ok_or_else(|| damaged(at))?;
         let value = sealer.open(key, changed, stored).map_err(|fault| match fault {
-            Fault::Entry(_) => damaged(at),
+            DatabaseFileError::Entry(_) => damaged(at),
             fault => fault.understand(file),
         })?;
         print(&json!({"key": key, "value": readable(&value)}));
@@ -135,7 +140,7 @@ pub fn print_set_aside(file: &Path, keys: &KeySource, print: &mut dyn FnMut(&Val
     Ok(())
 }
 
-fn delete(file: Transaction<'_>, sealer: &Sealer, choice: TrimChoice) -> Result<(), Fault> {
+fn delete(file: Transaction<'_>, sealer: &Sealer, choice: TrimChoice) -> Result<(), DatabaseFileError> {
     let mut keys = choice.deleted;
     keys.extend(choice.set_aside);
     for (prefix, values) in choice.index_entries {

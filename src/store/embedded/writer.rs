@@ -8,12 +8,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
 use super::Shared;
-use super::file::{COMPACTED_KEY, Fault, compact, gone, last_number, number, signed, sum, understand};
+use super::file::{
+    COMPACTED_KEY, DatabaseFileError, compact, gone, last_number, number, signed, sum, understand,
+};
 use super::high_water_mark::HighWaterMark;
 use super::seal::Sealer;
 use crate::clock;
 use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
-use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write, decode, keys};
+use crate::store::{Change, Compare, Error, Seq, Txn, TxnOutcome, Write, decode, keys};
 
 /// Maximum jobs per commit: more would only delay the first of them.
 const MAX_BATCH: usize = 1024;
@@ -29,7 +31,7 @@ const MIN_COMMITS: u32 = 256;
 const MAX_COMMITS: u32 = 5_000;
 
 pub(super) enum Job {
-    Txn(Txn, oneshot::Sender<Result<Outcome, Error>>),
+    Txn(Txn, oneshot::Sender<Result<TxnOutcome, Error>>),
     /// Checkpoints the WAL into the database file.
     Settle(oneshot::Sender<Result<(), Error>>),
     Lease {
@@ -131,7 +133,7 @@ impl Writer {
         }
     }
 
-    fn commit(&mut self, queued: &[Job]) -> Result<(Vec<Reply>, Vec<Change>), Fault> {
+    fn commit(&mut self, queued: &[Job]) -> Result<(Vec<Reply>, Vec<Change>), DatabaseFileError> {
         let file = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let mut last = last_number(&file)?;
         let first = last;
@@ -192,7 +194,7 @@ impl Writer {
 }
 
 enum Reply {
-    Txn(Outcome),
+    Txn(TxnOutcome),
     Lease(Result<LeaseReply, Error>),
 }
 
@@ -250,16 +252,16 @@ pub(super) fn apply(
     txn: &Txn,
     last: &mut Seq,
     changes: &mut Vec<WrittenChange>,
-) -> Result<Outcome, Fault> {
+) -> Result<TxnOutcome, DatabaseFileError> {
     for Compare { key, mod_seq } in &txn.compares {
         let mut row = file.prepare_cached("SELECT changed FROM entry WHERE key = ?1")?;
         let now: Option<i64> = row.query_row([key], |row| row.get(0)).optional()?;
         if now.map_or(0, number) != *mod_seq {
-            return Ok(Outcome::Conflict(key.clone()));
+            return Ok(TxnOutcome::Conflict(key.clone()));
         }
     }
     if txn.writes.is_empty() {
-        return Ok(Outcome::Written(*last));
+        return Ok(TxnOutcome::Written(*last));
     }
     *last += 1;
     for write in &txn.writes {
@@ -281,7 +283,7 @@ pub(super) fn apply(
         let change = Change { number: *last, key: key.as_str().into(), value };
         changes.push(WrittenChange { change, stored, sum });
     }
-    Ok(Outcome::Written(*last))
+    Ok(TxnOutcome::Written(*last))
 }
 
 /// Applies a lease request. A lease is an entry; the decision is made inside the write transaction.
@@ -292,12 +294,12 @@ fn lease(
     request: &LeaseRequest,
     last: &mut Seq,
     changes: &mut Vec<WrittenChange>,
-) -> Result<Result<LeaseReply, Error>, Fault> {
+) -> Result<Result<LeaseReply, Error>, DatabaseFileError> {
     let mut row = file.prepare_cached("SELECT value, changed FROM entry WHERE key = ?1")?;
     let stored = row.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let value = match stored.map(|(stored, changed)| sealer.open(key, changed, stored)).transpose() {
         // Jobs of other callers are in the same commit.
-        Err(Fault::Entry(_) | Fault::Key(_)) => Some(Vec::new()),
+        Err(DatabaseFileError::Entry(_) | DatabaseFileError::Key(_)) => Some(Vec::new()),
         opened => opened?,
     };
     let record: Option<Record> = match value.map(|value| decode(key, &value)).transpose() {

@@ -1,10 +1,12 @@
 //! The console side of an apply: approval, progress, messages and signals.
 
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::ApplyArgs;
 use super::approve::approve;
 use super::progress::Progress;
+use super::signed_plan;
 use crate::cli::Failure;
 use crate::cli::commands::plan::args::PlanForm;
 use crate::cli::commands::plan::json as plan_json;
@@ -18,7 +20,7 @@ use crate::model::Plan;
 pub struct ConsoleHandler<'a> {
     args: &'a ApplyArgs,
     /// The plan was approved when it was saved.
-    saved: bool,
+    saved: Option<&'a Value>,
     /// Stops the apply with the exit code of a signal.
     stop: watch::Sender<Option<u8>>,
     printer: &'a Printer,
@@ -32,7 +34,7 @@ pub struct ConsoleHandler<'a> {
 impl<'a> ConsoleHandler<'a> {
     pub fn new(
         args: &'a ApplyArgs,
-        saved: bool,
+        saved: Option<&'a Value>,
         stop: watch::Sender<Option<u8>>,
         printer: &'a Printer,
     ) -> ConsoleHandler<'a> {
@@ -60,7 +62,14 @@ impl<'a> ConsoleHandler<'a> {
 
 impl ApplyHandler for ConsoleHandler<'_> {
     fn confirm(&mut self, input: &PlanInput, plan: &Plan) -> bool {
-        self.declined = approve(self.args, self.saved, input, plan, self.printer).err();
+        self.declined = approve(self.args, self.saved.is_some(), input, plan, self.printer).err();
+        self.declined.is_none()
+    }
+
+    fn accept_saved(&mut self, input: &PlanInput, plan: &Plan) -> bool {
+        let Some(saved) = self.saved else { return true };
+        let now = plan_json::document(input, plan, &input.digests(plan));
+        self.declined = signed_plan::check_content(saved, &now).err();
         self.declined.is_none()
     }
 
@@ -76,6 +85,10 @@ impl ApplyHandler for ConsoleHandler<'_> {
                 self.original = Some(plan_json::document(input, plan, digests));
             }
             ApplyEvent::Planned { .. } => {}
+            ApplyEvent::AwaitingDependency { held } => {
+                let held = count(held, "instance");
+                self.printer.info(&format!("waiting for a run or a start in progress, required by {held}"));
+            }
             ApplyEvent::Executing { steps } => {
                 self.listen_for_signals();
                 self.progress = Some(Progress::new(steps, self.args.output, self.printer));

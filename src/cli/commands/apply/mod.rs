@@ -7,8 +7,11 @@ mod other_controller;
 mod plan_file;
 mod progress;
 mod report;
+mod signed_plan;
 
 pub use config_files::check_config_files;
+pub use plan_file::is_saved_plan;
+pub use signed_plan::check_controller;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +34,7 @@ use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::spec_history::HistorySearch;
 use crate::engine::pin::Pin;
-use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest};
+use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest, SavedPlan};
 use crate::gateway::access::AccessRole;
 use crate::source::git::work_tree;
 
@@ -106,6 +109,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         return Err(Failure::refused("EmptySet", message)
             .hint("a process is removed by `state: absent`, or by --prune with the manifests that remain"));
     }
+    let signed_by = signed_plan::check(wanted.rules(), &args.input.target.target, saved)?;
     let live = match early {
         Some(early) => early.join(),
         None => Arc::new(args.input.target.connect_or_start(printer)?),
@@ -119,6 +123,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         checked?;
     }
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
+    let saved = saved.map(|plan| (SavedPlan { signed_by, ..saved_plan(plan) }, plan));
     apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
 }
 
@@ -131,6 +136,7 @@ pub async fn apply_pinned(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
+    signed_plan::check(wanted.rules(), &live.name, None)?;
     // A rollback has no paths, and no new source.
     let shown_source = format!("rollback to {}", short_id(pin.revision.as_str()));
     let plan = PlanRequest { shown_source, activates: false, ..wanted.request(&args.input, None) };
@@ -146,13 +152,14 @@ pub async fn apply_unrecorded(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
+    signed_plan::check(wanted.rules(), &live.name, None)?;
     let plan = PlanRequest { shown_source, activates: false, ..wanted.request(&args.input, None) };
     apply_revision(args, None, plan, Activation::Nothing, live, deadline, printer).await
 }
 
 async fn apply_revision(
     args: &ApplyArgs,
-    saved: Option<&Value>,
+    saved: Option<(SavedPlan, &Value)>,
     plan: PlanRequest<HistorySearch>,
     activation: Activation,
     live: &ConnectedTarget,
@@ -160,11 +167,12 @@ async fn apply_revision(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let (stop, stopped) = watch::channel(None);
-    let mut handler = ConsoleHandler::new(args, saved.is_some(), stop, printer);
+    let (saved, document) = saved.unzip();
+    let mut handler = ConsoleHandler::new(args, document, stop, printer);
     let request = ApplyRequest {
         plan,
         activation,
-        saved: saved.map(saved_plan),
+        saved,
         accept_changed_plan: args.yes,
         limits: ExecutionLimits {
             deadline,

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::ApplyArgs;
+use crate::cli::commands::plan::signatures::{digest, signatures};
 use crate::cli::{Exit, Failure};
 use crate::engine::SavedPlan;
 
@@ -17,7 +18,7 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     else {
         return Ok(None);
     };
-    if plan["inputs"]["paths"].as_array().is_none() || plan["fingerprint"].as_str().is_none() {
+    if !is_saved_plan(&plan) {
         return Ok(None);
     }
     let shown = file.display().to_string();
@@ -26,12 +27,29 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
         return Err(wrong("cannot apply an offline plan (--observed)"));
     }
     let typed = std::mem::replace(&mut args.input.target.target, "local".to_owned());
+    let owner = args.input.owner.take();
+    let break_glass = args.input.break_glass.reason()?;
+    if break_glass.is_some() && break_glass.as_deref() != plan["inputs"]["flags"]["break_glass"].as_str() {
+        let hint = "`abide plan PATH --break-glass --reason TEXT --out FILE` makes a plan with it";
+        return Err(
+            wrong("--break-glass and --reason are part of a plan file, and this one has others").hint(hint)
+        );
+    }
     args.input.restore_from(&plan["inputs"]).map_err(|why| wrong(&why.to_string()))?;
     if typed != "local" && typed != args.input.target.target {
         let what = format!("this plan is for target {}, not {typed}", args.input.target.target);
         return Err(wrong(&what));
     }
+    if let Some(owner) = owner.filter(|owner| plan["owner"].as_str() != Some(owner)) {
+        let planned = plan["owner"].as_str().unwrap_or_default();
+        return Err(wrong(&format!("this plan is for owner {planned:?}, not {owner:?}")));
+    }
     Ok(Some(plan))
+}
+
+/// Whether a document is a plan of `plan --out`.
+pub fn is_saved_plan(plan: &Value) -> bool {
+    plan["inputs"]["paths"].as_array().is_some() && plan["fingerprint"].as_str().is_some()
 }
 
 /// Fingerprint and steps of a saved plan.
@@ -41,5 +59,11 @@ pub fn saved_plan(plan: &Value) -> SavedPlan {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let line =
         |step: &Value| format!("{} {} {}", text(&step["instance"]), text(&step["op"]), text(&step["spec"]));
-    SavedPlan { fingerprint: text(&plan["fingerprint"]), steps: steps.map(line).collect() }
+    SavedPlan {
+        fingerprint: text(&plan["fingerprint"]),
+        revision: text(&plan["source"]["revision"]),
+        steps: steps.map(line).collect(),
+        signed_by: Vec::new(),
+        signed_plan: (!signatures(plan).is_empty()).then(|| digest(plan)),
+    }
 }

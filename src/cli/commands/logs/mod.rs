@@ -14,6 +14,7 @@ use self::reader::{LogEvent, LogReader, LogUpdate};
 use super::manual::{InstanceArgs, InstanceSelector};
 use crate::backend::{Abide, AnyBackend, Backend};
 use crate::cli::args::{InvalidValue, parse_switch};
+use crate::cli::commands::status::warn_not_running;
 use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, count};
 use crate::cli::target::access::forbidden;
@@ -65,13 +66,15 @@ fn parse_since(text: &str) -> Result<Time, InvalidValue> {
 
 pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
+        warn_not_running(&args.whom.target, printer)?;
         printer.info(&unknown(args));
         return Ok(Exit::Done);
     };
     let AnyBackend::Abide(abide) = &live.backend else {
         let (name, dialect) = (&live.name, live.backend.dialect().name());
-        let message =
-            format!("target {name} speaks {dialect}, which has no logs: `abide logs` needs dialect abide");
+        let message = format!(
+            "target {name} has dialect {dialect}, which has no logs: `abide logs` needs dialect abide"
+        );
         return Err(Failure::new(Exit::Usage, message));
     };
     runtime()?.block_on(async {
@@ -88,7 +91,7 @@ async fn print_logs(
     abide: &Abide,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let keys = select(args, live).await?;
+    let keys = select(args, live, printer).await?;
     if keys.is_empty() {
         printer.info(&unknown(args));
         return Ok(Exit::Done);
@@ -127,7 +130,11 @@ async fn print_logs(
 }
 
 /// Selects instances from the rows of the target, also those whose first start failed.
-async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceKey>, Failure> {
+async fn select(
+    args: &LogsArgs,
+    live: &ConnectedTarget,
+    printer: &Printer,
+) -> Result<Vec<InstanceKey>, Failure> {
     let selection = args.whom.select.selection();
     let rows = live.rows("&brief=1&attempts=1", BTreeSet::new()).await?;
     let is_instance = |name: &ProcessKey| rows.iter().any(|row| row.instance().process() == *name);
@@ -141,6 +148,8 @@ async fn select(args: &LogsArgs, live: &ConnectedTarget) -> Result<Vec<InstanceK
         rows.iter().filter(is_meant).map(|row| row.instance().clone()).collect();
     if keys.is_empty() {
         live.check_namespaces(args.whom.processes.iter().map(InstanceSelector::namespace)).await?;
+    } else if let Some(unknown) = declared.unknown_message(&args.whom, &keys.iter().collect::<Vec<_>>()) {
+        printer.info(&unknown);
     }
     if args.follow && keys.len() > MAX_LOGS {
         let selected = count(keys.len(), "instance");

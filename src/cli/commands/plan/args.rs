@@ -7,9 +7,10 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::Failure;
+use super::sign::SignArgs;
 use crate::cli::args::{InvalidValue, LimitArgs, milliseconds, parse_switch};
 use crate::cli::target::TargetArgs;
+use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::model::{Amount, Budgets, Name, Op, OuterPolicy, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
@@ -20,9 +21,13 @@ use crate::reconcile::Caps;
 /// destructive operations first, hosts with the same change on one line, held instances with the reason. Changes nothing.
 #[derive(Debug, clap::Args)]
 #[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
     after_help = "Examples:\n  abide plan manifests\n  abide plan manifests --observed rows.json --caps gse-v1\n  abide plan manifests --only restart,stop\n  abide plan manifests -o markdown > comment.md"
 )]
 pub struct PlanArgs {
+    #[command(subcommand)]
+    pub action: Option<PlanAction>,
     #[command(flatten)]
     pub input: InputArgs,
     /// Output format: text for terminals, json for scripts, markdown for a pull request comment
@@ -40,6 +45,11 @@ pub struct PlanArgs {
     /// With -o markdown: maximum bytes, cut between blocks
     #[arg(long, value_name = "N", env = "ABIDE_MAX_BYTES", default_value_t = 65_000)]
     pub max_bytes: usize,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum PlanAction {
+    Sign(SignArgs),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -80,6 +90,8 @@ pub struct InputArgs {
     #[command(flatten)]
     pub bounds: BudgetArgs,
     #[command(flatten)]
+    pub break_glass: BreakGlassArgs,
+    #[command(flatten)]
     pub select: SelectArgs,
     #[command(flatten)]
     pub offline: OfflineArgs,
@@ -99,6 +111,31 @@ pub struct OwnershipArgs {
     /// With --prune: accept manifests from another source than the owner's last apply
     #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = parse_switch)]
     pub accept_source: bool,
+}
+
+/// A change outside of a maintenance window.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct BreakGlassArgs {
+    /// Change instances outside of maintenance windows; requires --reason. Protections, holds, owners and budgets still apply
+    #[arg(long, env = "ABIDE_BREAK_GLASS", value_parser = parse_switch)]
+    pub break_glass: bool,
+    /// Reason of --break-glass, for the plan, the history and the audit log
+    #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
+    pub reason: Option<String>,
+}
+
+impl BreakGlassArgs {
+    /// The reason, if maintenance windows are bypassed.
+    pub fn reason(&self) -> Result<Option<String>, Failure> {
+        if !self.break_glass {
+            return Ok(None);
+        }
+        match self.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty()) {
+            Some(reason) => Ok(Some(reason.to_owned())),
+            None => Err(Failure::new(Exit::Usage, "--break-glass requires a reason")
+                .hint("add --reason TEXT: the history and the audit log record it")),
+        }
+    }
 }
 
 /// Budgets, holds and timeouts of a plan.
@@ -190,6 +227,8 @@ impl InputArgs {
             // Not from the plan: a saved plan must not choose it.
             policy: self.bounds.policy.clone(),
         };
+        let reason = text(&flags["break_glass"]);
+        self.break_glass = BreakGlassArgs { break_glass: reason.is_some(), reason };
         let namespaces = list(&flags["namespace"]).into_iter();
         self.select.namespace =
             namespaces.map(|text| InvalidSavedFlag::parse("namespace", text)).collect::<Result<_, _>>()?;

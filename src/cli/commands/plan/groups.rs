@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::cli::output::print::{quoted, visible};
-use crate::model::{HeldChange, HostKey, InstanceKey, Op, Plan, ProcessKey, Rule, Step, Why};
+use crate::model::{HeldChange, HostKey, InstanceKey, Op, Plan, ProcessKey, Reason, Rule, Step};
 
 /// Hosts with the same steps for the same reasons.
 pub struct Group<'a> {
     pub process: ProcessKey,
     pub ops: Vec<Op>,
-    pub whys: Vec<&'a Why>,
+    pub reasons: Vec<&'a Reason>,
     pub hosts: Vec<&'a HostKey>,
     /// The first and the last wave, counted from 1.
     pub waves: (usize, usize),
@@ -31,30 +31,30 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
             chains.entry(&step.instance).or_default().push((wave + 1, step));
         }
     }
-    type Alike<'a> =
+    type GroupKey<'a> =
         (ProcessKey, Vec<Op>, Vec<(Rule, &'a Option<String>, &'a Option<String>, &'a Option<String>)>);
-    let mut alike: BTreeMap<Alike<'_>, Group<'_>> = BTreeMap::new();
+    let mut alike: BTreeMap<GroupKey<'_>, Group<'_>> = BTreeMap::new();
     for (key, steps) in chains {
         let ops: Vec<Op> = steps.iter().map(|(_, step)| step.op).collect();
-        let mut whys: Vec<&Why> = Vec::new();
+        let mut reasons: Vec<&Reason> = Vec::new();
         for why in steps.iter().flat_map(|(_, step)| &step.why) {
             // A difference from the running process is shown rather than one from the registered spec.
-            let same = |other: &&Why| {
-                let sides = |why: &Why| (why.field.clone(), why.old.clone(), why.new.clone());
+            let same = |other: &&Reason| {
+                let sides = |why: &Reason| (why.field.clone(), why.old.clone(), why.new.clone());
                 *other == why || (why.field.is_some() && sides(other) == sides(why))
             };
-            match whys.iter().position(same) {
-                Some(at) => whys[at] = if whys[at].rule < why.rule { why } else { whys[at] },
-                None => whys.push(why),
+            match reasons.iter().position(same) {
+                Some(at) => reasons[at] = if reasons[at].rule < why.rule { why } else { reasons[at] },
+                None => reasons.push(why),
             }
         }
-        let signs = whys.iter().map(|why| (why.rule, &why.field, &why.old, &why.new)).collect();
+        let signs = reasons.iter().map(|why| (why.rule, &why.field, &why.old, &why.new)).collect();
         let wave = |at: Option<&(usize, &Step)>| at.map_or(1, |(wave, _)| *wave);
         let (first, last) = (wave(steps.first()), wave(steps.last()));
         let group = alike.entry((key.process(), ops.clone(), signs)).or_insert_with(|| Group {
             process: key.process(),
             ops,
-            whys,
+            reasons,
             hosts: Vec::new(),
             waves: (first, last),
         });
@@ -114,8 +114,8 @@ pub fn format_hosts(hosts: &[&HostKey]) -> String {
 }
 
 /// A reason as text.
-pub fn reason(why: &Why) -> String {
-    let Why { rule, field, old, new, .. } = why;
+pub fn reason(why: &Reason) -> String {
+    let Reason { rule, field, old, new, .. } = why;
     let side = |value: &Option<String>| value.as_deref().map_or("unset".to_owned(), quoted);
     if let Some(field) = field {
         return format!("{}: {} → {}", visible(field), side(old), side(new));

@@ -48,6 +48,7 @@ impl DesiredInput {
         args: &args::InputArgs,
         printer: &Printer,
     ) -> Result<DesiredInput, Failure> {
+        let break_glass = args.break_glass.reason()?;
         let policy = args.bounds.read_policy()?;
         if let Some(policy) = &policy {
             check_policy(policy, &mut loaded);
@@ -63,7 +64,7 @@ impl DesiredInput {
             Some(_) => args.offline.caps,
             None => args.target.caps()?,
         };
-        check_users(&loaded, args, &caps)?;
+        check_target_fields(&loaded, args, &caps)?;
         if is_local(args) && args.offline.observed.is_none() {
             // The local agent runs processes without a `user` as the current user.
             if let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() {
@@ -74,7 +75,8 @@ impl DesiredInput {
             Some(moment) => clock::at(moment, &loaded.desired),
             None => clock::with_zones(&loaded.desired),
         };
-        let rules = Rules { policy, ..rules(args, caps, &loaded)? };
+        let mut rules = Rules { policy, ..rules(args, caps, &loaded)? };
+        rules.holds.break_glass = break_glass;
         if let Some(policy) = &rules.policy {
             check_owner(policy, &rules.owner)?;
         }
@@ -247,21 +249,41 @@ fn is_local(args: &args::InputArgs) -> bool {
     args.target.target == "local" && args.offline.caps == Caps::LOCAL
 }
 
-/// Requires a user in every spec, except for the local agent, which has a default user.
-fn check_users(loaded: &Loaded, args: &args::InputArgs, caps: &Caps) -> Result<(), Failure> {
-    if is_local(args) {
+/// Requires what a target needs and the local agent chooses itself: a user, and on other platforms a pid file, which only a
+/// daemon writes.
+fn check_target_fields(loaded: &Loaded, args: &args::InputArgs, caps: &Caps) -> Result<(), Failure> {
+    let (needs_user, needs_pid) = (!is_local(args), *caps != Caps::LOCAL);
+    let mut lines = BTreeSet::new();
+    let (mut without_user, mut without_pid) = (false, false);
+    for want in loaded.desired.instances.values() {
+        let (spec, origin) = (&want.spec, &want.origin);
+        let no_user = needs_user && spec.identity.user.is_none();
+        let no_pid = needs_pid && spec.identity.pid_path.is_empty();
+        let missing = match (no_user, no_pid) {
+            (false, false) => continue,
+            (true, false) => "no spec.identity.user",
+            (false, true) => "no spec.identity.pid_path",
+            (true, true) => "neither spec.identity.user nor spec.identity.pid_path",
+        };
+        (without_user, without_pid) = (without_user | no_user, without_pid | no_pid);
+        let needs = if no_user && no_pid { "them" } else { "it" };
+        lines.insert((
+            &origin.place,
+            format!("process \"{}\" has {missing}, and {} needs {needs}", origin.declared, caps.name()),
+        ));
+    }
+    if lines.is_empty() {
         return Ok(());
     }
-    let without_user = loaded.desired.instances.values().filter(|want| want.spec.identity.user.is_none());
-    let locations: BTreeSet<_> =
-        without_user.map(|want| (&want.origin.place, &want.origin.declared)).collect();
-    if locations.is_empty() {
-        return Ok(());
-    }
-    let lines = locations.iter().map(|(location, key)| {
-        format!("{location}: process \"{key}\" has no spec.identity.user, and {} needs it", caps.name())
-    });
-    let message = lines.collect::<Vec<_>>().join("\nerror: ");
-    Err(Failure::new(Exit::InvalidManifest, message)
-        .hint("set spec.identity.user to the user of the process"))
+    let lines: Vec<String> = lines.iter().map(|(place, line)| format!("{place}: {line}")).collect();
+    let hint = match (without_user, without_pid) {
+        (true, false) => "set spec.identity.user to the user of the process".to_owned(),
+        (user, _) => {
+            let user = if user { "`user`, " } else { "" };
+            format!(
+                "set {user}`mode: daemon` and spec.identity.pid_path, the pid file that the daemon writes"
+            )
+        }
+    };
+    Err(Failure::new(Exit::InvalidManifest, lines.join("\nerror: ")).hint(hint))
 }

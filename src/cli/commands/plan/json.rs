@@ -10,7 +10,7 @@ use crate::contract::{
     PlanStep, RefusalReport, StepReason,
 };
 use crate::control::history::summary;
-use crate::model::{Gate, HeldChange, Plan, Step, Time, Why};
+use crate::model::{Gate, HeldChange, Plan, Reason, Step, Time};
 
 pub fn plan(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Result<String, Failure> {
     print(&document(input, plan, digests))
@@ -36,6 +36,7 @@ pub fn plan_with_inputs(
         max_restart: amount(args.bounds.max_restart),
         override_holds: args.bounds.override_holds,
         stale_after_secs: args.bounds.stale_after,
+        break_glass: input.rules.holds.break_glass.clone(),
         namespace: select.namespace.clone(),
         selector: select.selector.as_ref().map(ToString::to_string),
         host: select.host.clone(),
@@ -87,6 +88,8 @@ pub fn controller_plan(about: &PlanHeader<'_>, plan: &Plan, digests: &PlanDigest
         notes: plan.notes.clone(),
         gates: gates(plan),
         inputs: None,
+        expires: None,
+        signatures: Vec::new(),
         redacted: None,
     }
 }
@@ -114,8 +117,8 @@ fn held(held: &HeldChange) -> HeldStep {
     }
 }
 
-fn reason(why: &Why) -> StepReason {
-    let Why { rule, field, old, new, at } = why.clone();
+fn reason(why: &Reason) -> StepReason {
+    let Reason { rule, field, old, new, at } = why.clone();
     StepReason { rule, field, old, new, at: at.map(|at| at.to_string()) }
 }
 

@@ -16,7 +16,7 @@ pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: u
         };
         let (process, place) = (code(&group.process.to_string()), code(&format_hosts(&group.hosts)));
         let mut block = format!("- **{}** {process} {place}{waves}\n", ops(&group.ops));
-        for why in &group.whys {
+        for why in &group.reasons {
             let at = why.at.as_ref().map(|at| format!(" ({})", code(&at.to_string())));
             block.push_str(&format!("  - {}{}\n", code(&reason(why)), at.unwrap_or_default()));
         }

@@ -7,6 +7,8 @@ pub mod json;
 pub mod markdown;
 pub mod owner;
 pub mod policy;
+mod sign;
+pub mod signatures;
 pub mod source;
 pub mod text;
 
@@ -19,13 +21,16 @@ use tracing::info;
 pub use args::PlanArgs;
 pub use json::refusal;
 
-use self::args::PlanForm;
+use self::args::{PlanAction, PlanForm};
 use self::input::{PlanDigests, read_and_plan};
 use crate::cli::output::print::Printer;
 use crate::cli::{Exit, Failure};
 use crate::model;
 
 pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
+    if let Some(PlanAction::Sign(args)) = &args.action {
+        return sign::run(args, printer);
+    }
     let in_json = args.output == PlanForm::Json;
     let (input, mut plan) = read_and_plan(&args.input, printer).inspect_err(|failure| {
         if let (true, Some(reason)) = (in_json, failure.reason) {

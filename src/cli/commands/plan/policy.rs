@@ -1,7 +1,7 @@
 //! The policy file of the control host: `--policy FILE`, read like the body of a Policy document.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::manifest::{Code, Excerpt, Loaded, Problem, Severity};
-use crate::model::{Allow, Amount, Budgets, OuterPolicy};
+use crate::model::{Allow, Amount, Budgets, OuterPolicy, SignatureRule};
 use crate::permissions::{own_uid, refuse_changeable};
 
 #[derive(Deserialize)]
@@ -25,7 +25,44 @@ struct PolicyFile {
     #[serde(default)]
     budgets: BudgetsEntry,
     windows: Option<serde_yaml::Value>,
-    signatures: Option<serde_yaml::Value>,
+    signatures: Option<SignaturesEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignaturesEntry {
+    allowed_signers: PathBuf,
+    #[serde(default = "one")]
+    required: u32,
+    targets: Option<Vec<String>>,
+    owners: Option<Vec<String>>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl SignaturesEntry {
+    /// `file`: the policy, to whose folder a relative path of the signers refers.
+    fn read(self, wrong: impl Fn(&str) -> Failure, file: &Path) -> Result<SignatureRule, Failure> {
+        let SignaturesEntry { allowed_signers, required, targets, owners } = self;
+        let hint = "signatures: {allowed_signers: FILE, required: 2, targets: [prod], owners: [shop]}";
+        if required == 0 {
+            return Err(wrong("signatures.required is 0; it must be at least 1").hint(hint));
+        }
+        for (name, patterns) in [("targets", &targets), ("owners", &owners)] {
+            if patterns.as_ref().is_some_and(Vec::is_empty) {
+                let message = format!("signatures.{name} is empty: no plan would need a signature");
+                return Err(wrong(&message).hint(hint));
+            }
+        }
+        let allowed_signers = file.parent().unwrap_or(Path::new("")).join(allowed_signers);
+        if !allowed_signers.is_file() {
+            let shown = allowed_signers.display();
+            return Err(wrong(&format!("signatures.allowed_signers {shown} is not a file")).hint(hint));
+        }
+        Ok(SignatureRule { allowed_signers, required, targets, owners })
+    }
 }
 
 #[derive(Deserialize)]
@@ -81,14 +118,11 @@ pub fn read_policy(file: &Path) -> Result<Arc<OuterPolicy>, Failure> {
     if read.api_version.as_deref().is_some_and(|version| version != "abide/v1") {
         return Err(wrong("apiVersion is not abide/v1"));
     }
-    for (field, is_set) in [("windows", read.windows.is_some()), ("signatures", read.signatures.is_some())] {
-        if is_set {
-            return Err(wrong(&format!("{field} is not supported here yet")).hint(match field {
-                "windows" => "write windows into a Policy of the manifests",
-                _ => "`abide watch --verify-signatures FILE` requires signed commits",
-            }));
-        }
+    if read.windows.is_some() {
+        return Err(wrong("windows is not supported in a policy file")
+            .hint("write windows into a Policy of the manifests"));
     }
+    let signatures = read.signatures.map(|entry| entry.read(wrong, file)).transpose()?;
     let amount = |entry: Option<AmountEntry>, field| entry.map(|entry| entry.read(wrong, field)).transpose();
     let AllowEntry { namespaces, hosts, users, paths } = read.allow;
     Ok(Arc::new(OuterPolicy {
@@ -101,6 +135,7 @@ pub fn read_policy(file: &Path) -> Result<Arc<OuterPolicy>, Failure> {
             delete: amount(read.budgets.delete, "delete")?,
             restart: amount(read.budgets.restart, "restart")?,
         },
+        signatures,
     }))
 }
 

@@ -65,7 +65,7 @@ fn lines(group: &Group<'_>, several: bool) -> String {
     let mut text =
         format!("{style}{sign} {}{style:#} {BOLD}{process}{BOLD:#} {place}{waves}\n", ops(&group.ops));
     let mut last = None;
-    for why in &group.whys {
+    for why in &group.reasons {
         let at = why.at.as_ref().filter(|at| last != Some(*at));
         last = why.at.as_ref();
         let at = at.map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();

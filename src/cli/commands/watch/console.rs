@@ -51,56 +51,56 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
         ControllerEvent::Problems { reading } => {
             print_problems(&reading.problems, printer);
             if reading.problems.is_empty() {
-                printer.to_stderr("the manifests have no more errors\n");
+                printer.timed("the manifests have no more errors\n");
             }
         }
         ControllerEvent::RevisionNotFollowed { revision: None } => {
-            printer.to_stderr("the manifests are at the active revision again\n")
+            printer.timed("the manifests are at the active revision again\n")
         }
         ControllerEvent::RevisionNotFollowed { revision: Some(revision) } => {
             info!(%revision, "not followed");
             let revision = short_id(revision.as_str());
-            printer.to_stderr(&format!(
+            printer.timed(&format!(
                 "{BOLD}not followed{BOLD:#}: the manifests are at revision {revision}, and --follow is no\n"
             ));
         }
         ControllerEvent::Source { trouble } => print_source(*trouble, console, printer),
         ControllerEvent::Pinned { pin } => {
             console.has_changes = true;
-            printer.to_stderr(&format!("{WARNING}pinned{WARNING:#} to {}\n", rollback::describe_pin(pin)));
+            printer.timed(&format!("{WARNING}pinned{WARNING:#} to {}\n", rollback::describe_pin(pin)));
         }
         ControllerEvent::Unpinned { pin, newer } => {
             console.has_changes = true;
             let why = if *newer { ": the source has a newer revision" } else { "" };
             let revision = short_id(pin.revision.as_str());
-            printer.to_stderr(&format!("{BOLD}no longer pinned{BOLD:#} to {revision}{why}\n"));
+            printer.timed(&format!("{BOLD}no longer pinned{BOLD:#} to {revision}{why}\n"));
         }
         ControllerEvent::Waiting { holder } => {
             console.waited = true;
             let (host, pid) = (visible(&holder.host), holder.pid);
-            printer.to_stderr(&format!("{WARNING}waiting{WARNING:#}: {host} (process {pid}) leads\n"));
+            printer.timed(&format!("{WARNING}waiting{WARNING:#}: {host} (process {pid}) leads\n"));
         }
         ControllerEvent::Leading { generation } => {
             info!(generation, "leading");
             if std::mem::take(&mut console.waited) {
-                printer.to_stderr(&format!("{BOLD}leading{BOLD:#}: the previous leader is gone\n"));
+                printer.timed(&format!("{BOLD}leading{BOLD:#}: the previous leader is gone\n"));
             }
         }
         ControllerEvent::Planned { result } => print_held(&result.plan, console, printer),
         ControllerEvent::StepFinished { step, ended } => print_step(step, ended, printer),
         ControllerEvent::Soaking { process, secs } => {
-            printer.to_stderr(&format!("{DIM}{process}: soaking for {secs} s{DIM:#}\n"));
+            printer.timed(&format!("{DIM}{process}: soaking for {secs} s{DIM:#}\n"));
         }
         ControllerEvent::Relaunched { instance, pid } => {
             info!(%instance, pid, "relaunched");
             let instance = visible(&instance.to_string());
-            printer.to_stderr(&format!(
+            printer.timed(&format!(
                 "{DIM}relaunched{DIM:#} {instance}: the process exited, and runs again as process {pid}\n"
             ));
         }
         ControllerEvent::RolledBack { processes, why, .. } => {
             let why: String = why.lines().map(|line| format!("    {}\n", visible(line))).collect();
-            printer.to_stderr(&format!(
+            printer.timed(&format!(
                 "{ERROR}rolled back{ERROR:#} {}: too many instances failed; held until its manifest changes\n{why}",
                 visible(processes)
             ));
@@ -122,13 +122,13 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
 fn print_failure(why: &str, console: &mut ConsoleState, printer: &Printer) {
     info!(%why, "reconcile failed");
     if console.failure != why {
-        printer.to_stderr(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
+        printer.timed(&format!("{ERROR}error{ERROR:#}: {}\n", visible(why)));
         why.clone_into(&mut console.failure);
     }
 }
 
 fn print_problems(problems: &[Problem], printer: &Printer) {
-    printer.to_stderr(&problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>());
+    problems.iter().for_each(|problem| printer.timed(&(print::problem(problem) + "\n")));
 }
 
 fn print_read(
@@ -147,7 +147,7 @@ fn print_read(
     info!(%revision, files = reading.files, commit, "read");
     let at = if commit.is_empty() { String::new() } else { format!(" at commit {}", short_id(commit)) };
     console.has_changes = true;
-    printer.to_stderr(&format!(
+    printer.timed(&format!(
         "{BOLD}read{BOLD:#} {} wanted {DIM}{short_revision}{DIM:#}{at}{errors}\n",
         count(reading.desired.instances.len(), "instance")
     ));
@@ -156,13 +156,13 @@ fn print_read(
 fn print_source(error: Option<&SourceError>, console: &mut ConsoleState, printer: &Printer) {
     let Some(error) = error else {
         console.has_changes = true;
-        printer.to_stderr(&format!("{BOLD}source{BOLD:#}: recovered\n"));
+        printer.timed(&format!("{BOLD}source{BOLD:#}: recovered\n"));
         return;
     };
     let word = error.word();
     info!(%error, word, "cannot read the source");
     let hint = error.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
-    printer.to_stderr(&format!(
+    printer.timed(&format!(
         "{ERROR}source{ERROR:#}: {word}: {}; the active revision, if any, stays\n{hint}",
         visible(&error.to_string())
     ));
@@ -172,7 +172,7 @@ fn print_held(plan: &Plan, console: &mut ConsoleState, printer: &Printer) {
     console.failure.clear();
     let new = console.newly_held(plan);
     for held in new.into_iter().filter(|_| !printer.is_quiet()) {
-        printer.to_stderr(&format!(
+        printer.timed(&format!(
             "{WARNING}{}{WARNING:#} {}: {}\n",
             held.reason.word(),
             visible(&held.instance.to_string()),
@@ -191,7 +191,7 @@ fn print_step(step: &Step, ended: &StepResult, printer: &Printer) {
     if !word.is_empty() {
         text.push_str(&format!("  {ERROR}{word}{ERROR:#}: {}", visible(&ended.message)));
     }
-    printer.to_stderr(&format!("{text}\n"));
+    printer.timed(&format!("{text}\n"));
 }
 
 fn print_idle(in_sync: usize, held: usize, console: &mut ConsoleState, printer: &Printer) {
@@ -200,7 +200,7 @@ fn print_idle(in_sync: usize, held: usize, console: &mut ConsoleState, printer: 
         let rest = if held > 0 { format!(", {held} held") } else { String::new() };
         let word = if held > 0 { "idle" } else { "converged" };
         let many = count(in_sync, "instance");
-        printer.to_stderr(&format!("{BOLD}{word}{BOLD:#}: {many} as wanted{rest}\n"));
+        printer.timed(&format!("{BOLD}{word}{BOLD:#}: {many} as wanted{rest}\n"));
     }
 }
 

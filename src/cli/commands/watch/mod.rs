@@ -16,6 +16,7 @@ use tracing::info;
 
 use self::console::{ConsoleState, print_event};
 use crate::cli::args::LimitArgs;
+use crate::cli::commands::apply::check_controller;
 use crate::cli::commands::plan::owner::{may_prune, owner as resolve_owner};
 use crate::cli::commands::plan::policy::check_owner;
 use crate::cli::commands::plan::source::wait_for_same_source;
@@ -55,8 +56,9 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         // An invalid file ends it before the local system is started.
         let tls = args.listen.tls()?;
         let access = args.listen.access(address, printer)?;
+        let routes = args.target.config()?.notify()?;
         let live = args.target.connect_or_start(printer)?;
-        let notifiers = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
+        let notifiers = Notifiers::start(&args.tell, routes, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
         let router = dashboard::router(notifiers.dashboard(access, state.clone(), None));
         let server = StatusServer::start(socket, address, tls, router);
@@ -97,6 +99,7 @@ async fn run_with_restarts(
             let (source, mut console) = (from.source(), ConsoleState::default());
             let mut on_event = |event: ControllerEvent<'_>| {
                 notifiers.board.record(&event);
+                notifiers.alerts.record(&event);
                 print_event(&event, &mut console, printer);
             };
             tokio::select! {
@@ -105,6 +108,7 @@ async fn run_with_restarts(
             }
         }
         let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps())? };
+        check_controller(&rules, &live.name)?;
         match watch_with(from, args, &rules, &live, notifiers, signals, &connect, printer).await {
             NextAction::End(exit) => return Ok(exit),
             NextAction::Restart(new_target, new_source) => {
@@ -139,8 +143,11 @@ async fn watch_with(
     let controller =
         run_until_stopped(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, notifiers);
     tokio::pin!(controller);
-    let reload =
-        || Ok::<_, Failure>((connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?));
+    let reload = || {
+        let new = (connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?);
+        notifiers.alerts.set_routes(args.target.config()?.notify()?);
+        Ok::<_, Failure>(new)
+    };
     let next = loop {
         let signal = tokio::select! {
             () = &mut controller => return NextAction::End(Exit::Failed),
@@ -242,6 +249,7 @@ pub async fn run_with_defaults(
 ) -> Result<(), Failure> {
     let from = WatchSource::Paths { paths: paths.to_vec(), only_poll: false };
     let rules = rules(how, live.caps())?;
+    check_controller(&rules, &live.name)?;
     run_until_stopped(from, limits, how, rules, live, stop, printer, notifiers).await;
     Ok(())
 }
@@ -275,7 +283,9 @@ async fn run_until_stopped(
             limits: limits.limits(),
             history: from.manifest_history(),
         },
+        notify_failures: notifiers.alerts.deliveries.failures(),
     };
+    let alerts = notifiers.alerts.start(live.state.clone(), &notifiers.board);
     let mut default_user = DefaultUserCache::default();
     let finish = Box::new(move |desired: &mut Desired| {
         if let Some(me) = &me {
@@ -286,7 +296,9 @@ async fn run_until_stopped(
     let mut console = ConsoleState::default();
     let mut on_event = |event: ControllerEvent<'_>| {
         notifiers.board.record(&event);
+        notifiers.alerts.record(&event);
         print_event(&event, &mut console, printer);
     };
     control::run(&config, &mut source, live, stop, &mut on_event).await;
+    alerts.stop().await;
 }
