@@ -54,13 +54,20 @@ fn operate_directly(machine: &Machine, name: &str, more: Value) {
     let mut body =
         json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
     body.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
-    let (status, text) = Server::at(address).send(
-        "POST",
-        "/api/c/compapi/v2/gse/operate_proc/",
-        &auth,
-        body.to_string().as_bytes(),
-    );
-    assert!(status == 200 && text.contains("task_id"), "{status} {text}");
+    let send = |call: &str, body: Value| -> Value {
+        let path = format!("/api/c/compapi/v2/gse/{call}/");
+        let (status, text) = Server::at(address).send("POST", &path, &auth, body.to_string().as_bytes());
+        assert_eq!(status, 200, "{call}: {text}");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let task = send("operate_proc", body)["data"]["task_id"].clone();
+    until("the operation has a result", || {
+        let answer = send("get_proc_operate_result", json!({"task_id": task}));
+        let rows = answer["data"].as_object().expect("rows");
+        let codes: Vec<&Value> = rows.values().map(|row| &row["error_code"]).collect();
+        assert!(codes.iter().all(|code| [0, 115].contains(&code.as_i64().unwrap_or(-1))), "{answer}");
+        !codes.is_empty() && codes.iter().all(|code| **code == 0)
+    });
 }
 
 /// A client that registers another spec without an owner does not become the owner.
@@ -345,6 +352,8 @@ fn a_waiting_component_blocks_no_other() {
     until("what can run, runs", || machine.effects() == effects);
     let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
     until("only two are in flight", || status()["under_way"] == 2);
+    // The gateway has its registration and its first report.
+    until("the other runs", || running(&machine, &["other"]));
     stop_directly(&machine, "other");
     effects.extend(["start other 1", "stop other"]);
     effects.sort_unstable();
