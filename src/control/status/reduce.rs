@@ -231,7 +231,9 @@ impl Inner {
         let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
         if !new.is_empty() {
             let many = count(new.len(), "instance");
-            let title = format!("{many} not converging: each was changed three times and differed again");
+            let title = format!(
+                "{many} not converging: the same operations succeeded three times, and each time the difference returned"
+            );
             let text = list(&new);
             let more = EventDetails::NotConverging { instances: new };
             self.log(Kind::NotConverging, LogLevel::Error, title, text, more);
