@@ -116,7 +116,7 @@ impl Conditions {
             self.active.insert(key, Extent::of_controller(detail));
         };
         // With `--follow no` the operator has switched following off.
-        if let Some(why) = status.source.not_followed.as_deref().filter(|why| !why.starts_with("FollowOff")) {
+        if let Some(why) = status.source.not_followed.as_deref().filter(|_| !status.source.is_follow_off) {
             add(AlertKind::SourceNotFollowed, why);
         }
         if let Some(why) = &status.trouble {

@@ -135,11 +135,13 @@ impl Inner {
             None => "the source has the active revision".to_owned(),
         };
         self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+        self.known.source.is_follow_off = revision.is_some();
         let more = EventDetails::NotFollowed { unfollowed: revision.map(ToString::to_string) };
         self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
     }
 
     fn on_source_error(&mut self, error: Option<&SourceError>) {
+        self.known.source.is_follow_off = false;
         let Some(error) = error else {
             self.known.source.not_followed = None;
             let title = "the source is followed again".to_owned();
