@@ -6,6 +6,7 @@ use std::fmt;
 use super::feed::{FeedState, MAX_RELAUNCHES, RELAUNCH_WINDOW_SECS};
 use crate::contract::AlertKind;
 use crate::control::PassResult;
+use crate::control::backoff::without_retry_time;
 use crate::control::status::{ControllerStatus, HIDDEN, Row, Severity, SyncStatus, may_quote};
 use crate::model::{AutoType, Health, HoldReason, HostKey, InstanceKey, ProcessKey, State, Time, span};
 
@@ -115,7 +116,7 @@ impl Conditions {
             self.active.insert(key, Extent::of_controller(detail));
         };
         // With `--follow no` the operator has switched following off.
-        if let Some(why) = status.source.not_followed.as_deref().filter(|why| !why.starts_with("FollowOff")) {
+        if let Some(why) = status.source.not_followed.as_deref().filter(|_| !status.source.is_follow_off) {
             add(AlertKind::SourceNotFollowed, why);
         }
         if let Some(why) = &status.trouble {
@@ -219,11 +220,7 @@ impl Conditions {
                 _ => continue,
             };
             let subject = AlertSubject::Process(declared(pass, &held.instance));
-            let detail = || {
-                // The time of the next retry changes with every failure.
-                let stable = held.detail.split(": backing off until").next().unwrap_or_default();
-                format!("{}: {stable}", held.reason.word())
-            };
+            let detail = || format!("{}: {}", held.reason.word(), without_retry_time(&held.detail));
             self.add(kind, subject, &held.instance, detail);
         }
     }

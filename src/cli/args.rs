@@ -309,7 +309,7 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
         .map(|name| if name == "manage_proc" { JobApi::ManageProc } else { JobApi::OperateProcess })
 }
 
-/// Explain a manifest field: type, default, effect of a change
+/// Explain a manifest field, a held reason, a state or a code
 ///
 /// Without FIELD, lists all fields. With --in, prints the field's value for each process, with the file, line and
 /// column that set it: in the process or in an inherited Defaults document.

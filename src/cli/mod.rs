@@ -13,11 +13,11 @@ mod local;
 mod output;
 mod people;
 mod process_table;
-mod reason_words;
 mod status_server;
 mod sync_status;
 mod systemd;
 mod target;
+mod word_meanings;
 
 use std::process::ExitCode;
 

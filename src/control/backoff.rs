@@ -12,10 +12,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::repeated_operations::RepeatedOperations;
 use crate::execute::StepResult;
 use crate::model::{
-    Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Rule, Step, Time,
-    span,
+    Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
 };
 use crate::observe::stable_fields;
 use crate::retry_delay::RetryDelay;
@@ -25,6 +25,8 @@ const DELAYS: RetryDelay =
 /// How many times the same steps may succeed within this window.
 const MAX_REPEATS: u32 = 3;
 const REPEAT_WINDOW_SECS: u64 = 600;
+/// Between the cause and the time of the next attempt, in the text of a hold.
+const NEXT_ATTEMPT: &str = ": backing off until ";
 
 /// State of one instance.
 #[derive(Debug, Default)]
@@ -55,65 +57,9 @@ struct CrashStreak {
 /// Steps, the number of times they succeeded, and the start of that window.
 #[derive(Debug, Default)]
 struct RepeatCounter {
-    repeated: Repeated,
+    repeated: RepeatedOperations,
     well: u32,
     since: Time,
-}
-
-/// The operations of one instance and the differences that they repair.
-#[derive(Debug, Default, PartialEq)]
-struct Repeated {
-    ops: Vec<Op>,
-    /// States of the process that the operations end, as predicates.
-    states: BTreeSet<&'static str>,
-    fields: BTreeSet<String>,
-}
-
-impl Repeated {
-    fn add(&mut self, step: &Step) {
-        self.ops.push(step.op);
-        for why in &step.why {
-            match &why.field {
-                Some(field) => self.fields.insert(field.clone()),
-                None => self.states.insert(unwanted_state(why.rule)),
-            };
-        }
-    }
-
-    /// "start", "unhost, start".
-    fn operations(&self) -> String {
-        let words: Vec<&str> = self.ops.iter().map(|op| op.word()).collect();
-        words.join(", ")
-    }
-
-    /// "the process was not running", "env.A, user differed".
-    fn differences(&self) -> String {
-        let states: Vec<&str> = self.states.iter().copied().collect();
-        let fields: Vec<&str> = self.fields.iter().map(String::as_str).collect();
-        match (states.join(" and "), fields.join(", ")) {
-            (states, fields) if fields.is_empty() => format!("the process was {states}"),
-            (states, fields) if states.is_empty() => format!("{fields} differed"),
-            (states, fields) => format!("the process was {states}, and {fields} differed,"),
-        }
-    }
-}
-
-/// The state that a step with this reason ends. It completes "the process was …".
-fn unwanted_state(rule: Rule) -> &'static str {
-    match rule {
-        Rule::NotRegistered => "not registered",
-        Rule::NotRunning => "not running",
-        Rule::NotHosted => "not supervised",
-        Rule::Hosted => "supervised",
-        Rule::GivenDiffers => "registered with another spec",
-        Rule::LiveDiffers => "running with another spec",
-        Rule::SpecUnknown => "running with an unknown spec",
-        Rule::NotRun => "not run with this spec",
-        Rule::StateStopped => "running or supervised",
-        Rule::StateAbsent | Rule::Orphan => "registered",
-        Rule::Adopted => "without an owner",
-        Rule::Moved => "registered by its earlier name",
-    }
 }
 
 #[derive(Debug)]
@@ -145,6 +91,11 @@ pub struct Backoff {
     attempts: BTreeMap<InstanceKey, Attempts>,
 }
 
+/// The cause in the text of a hold, without the time of the next attempt: that changes with each failure.
+pub fn without_retry_time(detail: &str) -> &str {
+    detail.rsplit_once(NEXT_ATTEMPT).map_or(detail, |(cause, _)| cause)
+}
+
 /// The next delay after this many failures. `chance` is between 0 and 1.
 fn delay_secs(failures: u32, chance: f64) -> f64 {
     DELAYS.jittered(DELAYS.after(failures), chance).as_secs_f64()
@@ -164,7 +115,7 @@ impl Backoff {
         chance: &mut impl FnMut() -> f64,
     ) {
         let concerned: BTreeSet<&InstanceKey> = ended.iter().map(|one| &one.instance).collect();
-        let mut steps: BTreeMap<&InstanceKey, Repeated> = BTreeMap::new();
+        let mut steps: BTreeMap<&InstanceKey, RepeatedOperations> = BTreeMap::new();
         for step in plan.steps().filter(|step| concerned.contains(&step.instance)) {
             steps.entry(&step.instance).or_default().add(step);
         }
@@ -172,7 +123,7 @@ impl Backoff {
         for one in ended {
             let cause = bad.entry(&one.instance).or_default();
             if !one.outcome.is_well() && cause.is_none() {
-                *cause = Some(format!("{} {} {}", one.op.word(), one.outcome.word(), one.code));
+                *cause = Some(format!("`{}` ended {}, code {}", one.op.word(), one.outcome.word(), one.code));
             }
         }
         for (key, bad) in bad {
@@ -198,12 +149,12 @@ impl Backoff {
             same.well += 1;
             if same.well >= MAX_REPEATS {
                 let why = format!(
-                    "not converging: `{}` succeeded {} times in {} but {} again each time. \
+                    "not converging: {} succeeded {} times in {} but {} each time. \
                      No more attempts until its observed state or its manifest changes.",
                     same.repeated.operations(),
                     same.well,
                     span(REPEAT_WINDOW_SECS),
-                    same.repeated.differences()
+                    same.repeated.returned()
                 );
                 attempts.given_up = Some(Suspension { reason: HoldReason::NotConverging, why, seen: None });
             }
@@ -295,12 +246,12 @@ impl Backoff {
             } else if let Some(FailureStreak { cause, times: n, until }) =
                 failed.as_ref().filter(|failed| failed.until > now)
             {
-                let why = format!("failed {} ({cause}): backing off until {until}", times(*n));
+                let why = format!("failed {} ({cause}){NEXT_ATTEMPT}{until}", times(*n));
                 BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
             } else if let Some(CrashStreak { times: n, until, .. }) =
                 crashed.as_ref().filter(|crashed| crashed.until > now)
             {
-                let why = format!("the agent gave up {}: backing off until {until}", times(*n));
+                let why = format!("the agent gave up {}{NEXT_ATTEMPT}{until}", times(*n));
                 BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
             } else {
                 return None;
@@ -326,7 +277,7 @@ mod tests {
     use super::*;
     use crate::execute::StepOutcome;
     use crate::manifest::{Limits, load_text};
-    use crate::model::{HeldChange, Host, Reason, SpecSide, Step, Wave};
+    use crate::model::{HeldChange, Host, SpecSide, Step, Wave};
 
     const KEY: &str = "0:10.0.0.1:web:api";
 
@@ -433,33 +384,6 @@ mod tests {
             );
         }
         assert!(slow.backing_off(now).is_empty(), "rare repetitions converge");
-    }
-
-    #[test]
-    fn a_suspension_names_each_operation_and_each_difference() {
-        let why = |rule, field: Option<&str>| {
-            let field = field.map(str::to_owned);
-            Reason { rule, field, old: None, new: None, at: None }
-        };
-        let mut repeated = Repeated::default();
-        let mut step = plan().waves[0].steps[0].clone();
-        step.why = vec![why(Rule::NotRunning, None)];
-        repeated.add(&step);
-        assert_eq!(repeated.operations(), "start");
-        assert_eq!(repeated.differences(), "the process was not running");
-        step.op = Op::Unsupervise;
-        step.why = vec![why(Rule::Hosted, None)];
-        repeated.add(&step);
-        assert_eq!(repeated.operations(), "start, unhost");
-        assert_eq!(repeated.differences(), "the process was not running and supervised");
-        step.why = vec![why(Rule::GivenDiffers, Some("env.B")), why(Rule::GivenDiffers, Some("env.A"))];
-        repeated.add(&step);
-        assert_eq!(
-            repeated.differences(),
-            "the process was not running and supervised, and env.A, env.B differed,"
-        );
-        let only_fields = Repeated { states: BTreeSet::new(), ..repeated };
-        assert_eq!(only_fields.differences(), "env.A, env.B differed");
     }
 
     #[test]

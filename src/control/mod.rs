@@ -23,6 +23,7 @@ mod executor;
 mod in_flight;
 mod published;
 mod reconciler;
+mod repeated_operations;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;

@@ -1,4 +1,4 @@
-//! Template variables in paths, commands, env and value_key: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}`, and
+//! Template variables in paths, commands, env, health and value_key: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}`, and
 //! those that users define ([`variable_scopes`](super::variable_scopes)).
 //!
 //! `${NAME:-TEXT}` has a default. A variable may use others: expansion is bounded in text and in steps. `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.

@@ -62,7 +62,7 @@ enum Resync {
     Late,
     #[error("the change stream ended")]
     StreamEnded,
-    #[error("the target's watermark is older than the last observation: its state was restored")]
+    #[error("the target's state is older than at the last observation: it was restored")]
     Rewound,
     #[error(transparent)]
     Watermark(#[from] BackendError),

@@ -101,9 +101,7 @@ fn break_glass_note(rules: &Rules, passed: &PassedWindows) -> Option<String> {
     if passed.is_empty() {
         return Some(format!("break-glass ({reason}): no maintenance window forbids a change"));
     }
-    let one = |(window, n): (&String, &usize)| {
-        format!("{n} instance{} although {window}", if *n == 1 { "" } else { "s" })
-    };
+    let one = |(window, n): (&String, &usize)| format!("{} although {window}", count(*n, "instance"));
     let all: Vec<String> = passed.iter().map(one).collect();
     Some(format!("break-glass ({reason}): changes {}", all.join("; ")))
 }
@@ -122,7 +120,10 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
     }
     if found.lost > 0 {
         let stopped = count(found.lost, "instance");
-        notes.push(format!("{stopped} stopped by the new spec: only digests of the old spec are known"));
+        let are = if found.lost == 1 { "is" } else { "are" };
+        notes.push(format!(
+            "{stopped} {are} stopped with the new spec: only digests of the old spec are known"
+        ));
     }
     if found.deferred > 0 {
         let adopted = count(found.deferred, "instance");

@@ -338,8 +338,8 @@ pub fn explained(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) 
         Some(DigestKey::Unknown(id)) => (
             HoldReason::SecretKeyUnknown,
             format!(
-                "this caller cannot read key {id} of the secret digests, so the specs cannot be compared: use an app \
-                 with role operate, or with role read and this owner in its owners"
+                "this caller cannot read key {id} of the secret digests, so the specs cannot be compared. Use an app \
+                 with role operate, or with role read and this owner in `owners`"
             ),
         ),
         Some(DigestKey::Known(_)) | None => (reason, detail(reason, present, caps)),

@@ -9,6 +9,7 @@ use crate::apply::{KillOnDrop, Machine};
 use crate::fixtures::receiver::{AlertReceiver, Behaviour};
 use crate::git::Repo;
 use crate::listen::{address, get};
+use crate::rollouts;
 use crate::support::until;
 use crate::watch::{read_log, running, stop_directly, watch};
 
@@ -246,18 +247,7 @@ fn broken_manifests_and_a_source_that_disappears_are_reported_and_recover() {
 #[test]
 fn rollouts_and_rollbacks_are_reported() {
     let machine = Machine::new();
-    let version = |start: &str, health: &str| {
-        let manifest = machine
-            .manifest("web")
-            .field("instances", "2")
-            .field("rollout", "{canary: 1, batch: 1, auto_rollback: true}")
-            .identity("pid_path", machine.path("run/${name}.pid").display())
-            .identity("value_key", "${name}")
-            .control("start_mode", "foreground")
-            .start_cmd(&format!("echo {start} >> effects; exec sleep 1000"))
-            .spec("health", health);
-        machine.declare("web", manifest);
-    };
+    let version = |start: &str, health: &str| rollouts::version(&machine, 2, start, health);
     version("1", "{cmd: 'true', interval: 1}");
     let receiver = AlertReceiver::start();
     routes(&machine, &[("ops", webhook(&receiver, ""))]);

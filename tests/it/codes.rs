@@ -324,7 +324,7 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     );
     one(
         &with("proc_name: api", "proc_name: \"api-${name}\""),
-        "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | variables are replaced in paths, commands, env and value_key",
+        "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | variables are replaced in paths, commands, env, health and value_key",
     );
     let agent =
         with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1").replace("./api", "\"./api ${host.ip}\"");

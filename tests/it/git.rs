@@ -103,7 +103,7 @@ fn each_commit_is_applied_and_recorded() {
     watch.0.kill().expect("it is killed");
     watch.0.wait().expect("it ends");
     let _again = repo.watch("again", &["--prune"]);
-    repo.wait_for_log("again", "read 2 instances wanted");
+    repo.wait_for_log("again", "read 2 instances, revision");
     // Whole again: what no file declares any more goes at once.
     std::fs::write(machine.path("m/a.yaml"), &good).expect("a file");
     repo.commit("whole");

@@ -202,13 +202,7 @@ fn an_agent_that_is_killed_during_a_hook_resumes_the_operation() {
         } else {
             spec["hooks"] = json!({"after_start": {"run": after(&slow("ready"))}});
         }
-        system.kill_agent();
-        system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
-        let task = system.begin("p", op, &spec);
-        let mut agent = system.agent.take().expect("it runs");
-        assert!(!agent.wait().expect("it ends").success(), "it died at {place}");
-        system.start_agent();
-        let row = system.row("p", &task);
+        let row = row_after_death(&mut system, place, op, &spec);
         assert_eq!(row["error_code"], 0, "{place} {op}: {row}\n{}", system.log());
         let expected = match op {
             STOP => "start\nready\ndrain\ndrain done\nterm\n",
@@ -218,6 +212,17 @@ fn an_agent_that_is_killed_during_a_hook_resumes_the_operation() {
         assert_eq!(text(&system, "order"), expected, "{place} {op}\n{}", system.log());
         until("it is reported", || system.facts("p").2 == (op != STOP));
     }
+}
+
+/// The row of an operation whose agent died at a failpoint, from the next agent.
+fn row_after_death(system: &mut System, place: &str, op: i64, spec: &Value) -> Value {
+    system.kill_agent();
+    system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
+    let task = system.begin("p", op, spec);
+    let mut agent = system.agent.take().expect("it runs");
+    assert!(!agent.wait().expect("it ends").success(), "it died at {place}");
+    system.start_agent();
+    system.row("p", &task)
 }
 
 /// The failure of a hook is known to the agent that did not run it.
@@ -232,15 +237,12 @@ fn a_hook_that_failed_while_no_agent_ran_fails_the_operation() {
         } else {
             spec["hooks"] = json!({"after_start": {"run": "sleep 1; exit 7"}});
         }
-        system.kill_agent();
-        system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
-        let task = system.begin("p", op, &spec);
-        let mut agent = system.agent.take().expect("it runs");
-        assert!(!agent.wait().expect("it ends").success(), "it died at {place}");
-        system.start_agent();
-        let row = system.row("p", &task);
+        let row = row_after_death(&mut system, place, op, &spec);
         let message = row["error_msg"].as_str().unwrap_or_default();
-        assert!(row["error_code"] != 0 && message.contains("ended with 7"), "{place} {op}: {row}");
+        assert!(
+            row["error_code"] != 0 && message.contains("ended with 7; the process was"),
+            "{place} {op}: {row}"
+        );
         until("it is reported", || {
             system.facts("p") == if op == STOP { (true, true, true) } else { (false, false, false) }
         });

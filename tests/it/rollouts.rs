@@ -10,7 +10,7 @@ const FAILING: &str = "{cmd: 'echo no database; false', interval: 1, start_perio
 const REASON: &str = "ended with 1: no database";
 
 /// A process with instances that a rollout changes one after the other.
-fn version(machine: &Machine, instances: usize, start: &str, health: &str) {
+pub fn version(machine: &Machine, instances: usize, start: &str, health: &str) {
     let manifest = machine
         .manifest("web")
         .field("instances", &instances.to_string())

@@ -218,7 +218,10 @@ fn a_plan_that_showed_its_signers_something_else_is_refused() {
         desk.plan();
         desk.change(change);
         sign();
-        desk.refuses(&[], &format!("field {field:?} of the signed plan is not that of the plan to apply"));
+        desk.refuses(
+            &[],
+            &format!("field {field:?} of the signed plan differs from the plan that is made now"),
+        );
     }
     // Everything but the fingerprint is of a plan for other manifests.
     desk.plan();

@@ -281,7 +281,7 @@ fn a_file_broken_at_startup_keeps_its_last_good_version() {
     std::fs::write(&file, good.replace("start_cmd", "strat_cmd")).expect("a file");
     let _second = watch(&machine, "second", &["--interval", "1h"]);
     until("it is logged", || read_log(&machine, "second").contains("did you mean \"start_cmd\""));
-    until("both are wanted", || read_log(&machine, "second").contains("2 instances wanted"));
+    until("both are wanted", || read_log(&machine, "second").contains("read 2 instances"));
     stop_directly(&machine, "a");
     until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
 }

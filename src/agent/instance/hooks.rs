@@ -258,11 +258,11 @@ impl InstanceTask {
         let why = match ended {
             Ok(CommandExit::Success) => return None,
             Ok(CommandExit::Failure(code, output)) => {
-                format!("{name} ended with {code}: {}", output.trim_end())
+                with_output(format!("{name} ended with {code}"), &output)
             }
             Ok(CommandExit::TimedOut(output)) => {
                 let secs = hook_time(spec, hook).as_secs();
-                format!("{name} timed out after {secs} s: {}", output.trim_end())
+                with_output(format!("{name} timed out after {secs} s"), &output)
             }
             Err(why) => format!("{name}: {}", String::from(why)),
         };
@@ -272,6 +272,14 @@ impl InstanceTask {
         warn!(instance = %self.key, %why, "failed hook ignored");
         self.progress.ignored_failures.push(why);
         None
+    }
+}
+
+/// A failure with the output of its command, if there is any.
+fn with_output(failure: String, output: &str) -> String {
+    match output.trim_end() {
+        "" => failure,
+        output => format!("{failure}: {output}"),
     }
 }
 

@@ -103,7 +103,8 @@ fn render(summary: &Summary, row: &Value, now: Time) -> String {
         let shown = match value {
             Value::String(text) if text.is_empty() => continue,
             Value::String(text) => visible(text),
-            Value::Object(map) if map.is_empty() => continue,
+            Value::Object(_) if is_blank(value) => continue,
+            Value::Array(items) if items.is_empty() => "none".to_owned(),
             Value::Object(_) if name == "live_spec" && same_specs => "as registered (spec)".to_owned(),
             Value::Object(_) if name == "live_spec" => differences(&row["spec"], value),
             Value::Object(_) | Value::Array(_) => yaml(value),
@@ -112,6 +113,15 @@ fn render(summary: &Summary, row: &Value, now: Time) -> String {
         text.push_str(&format!("  {DIM}{name:<14}{DIM:#} {shown}\n"));
     }
     text
+}
+
+/// Whether a value has no leaf, such as the spec in effect of a process that is not registered.
+fn is_blank(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(fields) => fields.values().all(is_blank),
+        Value::Array(_) | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 fn yaml(value: &Value) -> String {

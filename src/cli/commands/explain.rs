@@ -4,7 +4,7 @@
 use crate::cli::args::ExplainArgs;
 use crate::cli::output::print::{BOLD, DIM, Printer};
 use crate::cli::output::table::{Align, pad};
-use crate::cli::reason_words::{self, WordMeaning};
+use crate::cli::word_meanings::{self, WordMeaning};
 use crate::cli::{Exit, Failure};
 use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
 use crate::manifest::grammar::{self, Entry, Requirement, Section};
@@ -22,7 +22,7 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     if field == "words" {
-        printer.styled(&reason_words::all_words().iter().map(word_line).collect::<String>());
+        printer.styled(&word_meanings::all_words().iter().map(word_line).collect::<String>());
         return Ok(Exit::Done);
     }
     if let Some(code) = Code::ALL.iter().find(|code| code.text().eq_ignore_ascii_case(field)) {
@@ -32,7 +32,7 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
     let found = match explain::find(field) {
         Ok(found) => found,
         Err(meant) => {
-            let meanings = reason_words::meanings(field);
+            let meanings = word_meanings::meanings(field);
             if meanings.is_empty() {
                 return Err(unknown(field, meant));
             }
@@ -48,7 +48,7 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 fn unknown(field: &str, meant: Option<String>) -> Failure {
-    let words = reason_words::all_words();
+    let words = word_meanings::all_words();
     let meant = meant.or_else(|| did_you_mean(field, words.iter().map(|one| &*one.word)).map(str::to_owned));
     let hint = match meant {
         Some(meant) => format!("did you mean {meant}?"),

@@ -89,6 +89,7 @@ fn table(entries: &[HistoryEntry], now: Time) -> String {
 fn outcome(entry: &HistoryEntry) -> String {
     let end = match entry.exit {
         Some(0) => "converged".to_owned(),
+        Some(code) if code == Exit::Incomplete as u8 => format!("not converged (exit {code})"),
         Some(code) => format!("exit {code}"),
         None => "in flight, or interrupted".to_owned(),
     };
@@ -102,7 +103,7 @@ fn outcome(entry: &HistoryEntry) -> String {
     );
     if !entry.signed_by.is_empty() {
         let persons: Vec<String> = entry.signed_by.iter().map(|person| visible(person)).collect();
-        parts.push(format!("signed by {}", persons.join(" and ")));
+        parts.push(format!("signed by {}", persons.join(", ")));
     }
     if let Some(step) = entry.steps.iter().find(|step| !step.message.is_empty()) {
         let message = step.message.lines().map(visible).collect::<Vec<_>>().join(" ");

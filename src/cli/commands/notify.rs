@@ -59,13 +59,16 @@ pub fn run(args: &NotifyVerbArgs, printer: &Printer) -> Result<Exit, Failure> {
     match &args.verb {
         NotifyVerb::Test(args) => test(args, printer),
         NotifyVerb::List(args) => {
-            let routes = find_config_files(args.config.as_deref())?.notify()?;
+            let files = find_config_files(args.config.as_deref())?;
+            let routes = files.notify()?;
             if routes.is_empty() {
-                printer.data("no alert routes\n");
+                printer.data(&format!("no alert routes in {}\n", files.shown()));
+                printer.info("`notify` of the config file defines them: see docs/alerts.md");
             }
             for route in routes {
                 let scope = match route.rules.namespaces.as_slice() {
                     [] => "all namespaces".to_owned(),
+                    [one] => format!("namespace {one}"),
                     some => format!("namespaces {}", some.join(", ")),
                 };
                 let (to, severity) = (route.receiver.shown(), route.rules.min_severity.word());
@@ -83,9 +86,11 @@ fn test(args: &RouteTestArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut routes = files.notify()?;
     let Some(at) = routes.iter().position(|route| route.name == args.route) else {
         let known: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        let message = format!("{shown} has no notify route {:?} (routes: {known})", args.route);
-        return Err(Failure::new(Exit::Usage, message));
+        let message = format!("no alert route {:?} in {shown}", args.route);
+        return Err(Failure::new(Exit::Usage, message).hint(match known.is_empty() {
+            true => "`notify` of the config file defines routes: see docs/alerts.md".to_owned(),
+            false => format!("known routes: {}", known.join(", ")),
+        }));
     };
     let AlertRoute { name, receiver, timeout, .. } = routes.swap_remove(at);
     let phase = if args.resolved { AlertPhase::Resolved } else { AlertPhase::Firing };

@@ -182,11 +182,11 @@ impl StatusView {
     /// Counts first, then the instances that need attention, grouped by reason.
     fn text(&self, live: &ConnectedTarget) -> String {
         let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
-        text.push_str(&format!(
-            "{}, {} without an agent\n",
-            count(self.hosts, "host"),
-            self.hosts_without_agent
-        ));
+        text.push_str(&count(self.hosts, "host"));
+        match self.hosts_without_agent {
+            0 => text.push('\n'),
+            missing => text.push_str(&format!(", {missing} without an agent\n")),
+        }
         text.push_str(&format!("{}, {} running", count(self.processes, "process"), self.running));
         let restraints = [(self.holds, "hold"), (self.pauses, "pause")];
         let restraints = restraints.into_iter().filter(|(n, _)| *n > 0);
@@ -202,11 +202,11 @@ impl StatusView {
             } else {
                 "; its manifests cannot be read, so the sync status is unknown"
             };
-            text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}{unknown}\n"));
+            text.push_str(&format!("owner {owner:?}: revision {revision}{commit}, from {source}{unknown}\n"));
         }
         for (owner, pin) in &self.pins {
             let (owner, pin) = (visible(owner), describe_pin(pin));
-            text.push_str(&format!("{owner:?} is {WARNING}pinned{WARNING:#} to {pin}\n"));
+            text.push_str(&format!("owner {owner:?}: {WARNING}pinned{WARNING:#} to {pin}\n"));
         }
         self.controllers.iter().for_each(|one| text.push_str(&controller_text(one)));
         let drift = self.drifted.iter();
@@ -249,11 +249,11 @@ fn problem(one: &PublishedStatus) -> Option<String> {
 fn controller_text(one: &PublishedStatus) -> String {
     let (owner, source, host) = (visible(&one.owner), visible(&one.source), visible(&one.host));
     if !one.running {
-        return format!("{owner:?}: no controller runs; the last one followed {source}\n");
+        return format!("owner {owner:?}: no controller runs; the last one followed {source}\n");
     }
-    let mut text = format!("{owner:?}: watched from {host} (process {}), following {source}", one.pid);
+    let mut text = format!("owner {owner:?}: a controller on {host} (process {}) follows {source}", one.pid);
     let more = [
-        (!one.follow).then(|| "not following new revisions (--follow no)".to_owned()),
+        (!one.follow).then(|| "without new revisions (--follow no)".to_owned()),
         (one.suspended > 0).then(|| format!("{} suspended", one.suspended)),
         (!one.rollouts.is_empty()).then(|| format!("rolling out {}", visible(&one.rollouts.join(", ")))),
     ];

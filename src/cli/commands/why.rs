@@ -142,7 +142,8 @@ fn operated(run: &HistoryEntry, instance: &InstanceKey) -> Option<StoryEvent> {
         run.commit.as_deref().map(|commit| format!(", commit {}", short_id(commit))).unwrap_or_default();
     let revision = short_id(&run.revision);
     (!done.is_empty()).then(|| {
-        let text = format!("{} ({} by {}, revision {revision}{commit})", done.join(", "), run.source, run.by);
+        let done = done.join(", ");
+        let text = format!("{done} (by {}, source {}, revision {revision}{commit})", run.by, run.source);
         event(run.at.clone(), "operation", text)
     })
 }

@@ -106,7 +106,7 @@ impl ConnectedTarget {
             AnyBackend::Abide(abide) => Ok(abide),
             AnyBackend::Platform(_) => {
                 let message = format!(
-                    "target {} has dialect {}, which has no such list",
+                    "target {} has dialect {}, which does not support this request: use an Abide gateway",
                     self.name,
                     self.backend.dialect().name()
                 );

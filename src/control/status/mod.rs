@@ -85,6 +85,8 @@ pub struct SourceStatus {
     pub pin: Option<Pin>,
     /// Why the source is not followed: the active revision stays.
     pub not_followed: Option<String>,
+    /// Following is switched off, which is not a fault of the source.
+    pub is_follow_off: bool,
     pub files: usize,
     /// Last good versions replace broken files.
     pub is_incomplete: bool,

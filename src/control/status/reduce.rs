@@ -135,11 +135,13 @@ impl Inner {
             None => "the source has the active revision".to_owned(),
         };
         self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+        self.known.source.is_follow_off = revision.is_some();
         let more = EventDetails::NotFollowed { unfollowed: revision.map(ToString::to_string) };
         self.log(Kind::Source, LogLevel::Info, title, String::new(), more);
     }
 
     fn on_source_error(&mut self, error: Option<&SourceError>) {
+        self.known.source.is_follow_off = false;
         let Some(error) = error else {
             self.known.source.not_followed = None;
             let title = "the source is followed again".to_owned();
@@ -231,7 +233,9 @@ impl Inner {
         let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
         if !new.is_empty() {
             let many = count(new.len(), "instance");
-            let title = format!("{many} not converging: each was changed three times and differed again");
+            let title = format!(
+                "{many} not converging: the same operations succeeded three times, and each time the difference returned"
+            );
             let text = list(&new);
             let more = EventDetails::NotConverging { instances: new };
             self.log(Kind::NotConverging, LogLevel::Error, title, text, more);

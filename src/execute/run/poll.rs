@@ -50,7 +50,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     let since = *self.silent_since.get_or_insert_with(Instant::now);
                     if since.elapsed() > SILENCE_LIMIT && self.backend.has_idempotency_keys() {
                         // The call stays in the journal, and the next run resolves it.
-                        self.give_up(flight, &fault.to_string(), chains);
+                        self.end_as_unknown(flight, &fault.to_string(), chains);
                         continue;
                     }
                     self.resolve_overdue(&mut flight, chains, ready).await;
@@ -199,7 +199,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    fn give_up(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
+    fn end_as_unknown(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
         for step in flight.steps.into_values() {
             self.end(step, StepOutcome::Unknown, RowState::Unreported, why.to_owned(), flight.begun);
             self.skip_rest(chains, step);

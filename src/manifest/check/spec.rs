@@ -111,7 +111,7 @@ fn literal(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) ->
         let message = format!("variables are not replaced in {path}");
         values.report(
             PathProblem::new(Code::BadVariable, path.clone(), message)
-                .hint("variables are replaced in paths, commands, env and value_key"),
+                .hint("variables are replaced in paths, commands, env, health and value_key"),
         );
         return None;
     }

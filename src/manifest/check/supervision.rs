@@ -305,7 +305,7 @@ pub fn hooks(entry: &HooksEntry, path: &FieldPath, numbered: bool, values: &mut 
             false if timeout.is_some_and(|seconds| seconds > Hook::MAX_SECONDS) => {
                 let path = path.key("timeout");
                 let message = format!("{path} is longer than 1h");
-                let hint = "run long work as a process of its own, such as type 2, and depend on it";
+                let hint = "run long work as a process with `type: job`, and depend on it";
                 values.report(PathProblem::new(Code::OutOfRange, path, message).hint(hint));
             }
             true | false => {}

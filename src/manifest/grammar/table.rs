@@ -359,7 +359,7 @@ pub static DEFAULTS: Section = Section {
         KIND,
         entry("meta", Shape::Section(&OPTIONAL_META), Optional, FieldOrigin::Abide, "Name of the Defaults."),
         entry("spec", Shape::Section(&SPEC), Optional, FieldOrigin::Abide, "Default fields, as in the spec of a Process. Required without `vars`."),
-        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables, used as ${NAME} in paths, commands, env and value_key. The nearest directory wins; a variable may use others."),
+        entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables, used as ${NAME} in paths, commands, env, health and value_key. The nearest directory wins; a variable may use others."),
     ],
 };
 

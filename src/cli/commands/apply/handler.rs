@@ -86,8 +86,10 @@ impl ApplyHandler for ConsoleHandler<'_> {
             }
             ApplyEvent::Planned { .. } => {}
             ApplyEvent::AwaitingDependency { held } => {
+                let depend = if held == 1 { "depends" } else { "depend" };
                 let held = count(held, "instance");
-                self.printer.info(&format!("waiting for a run or a start in progress, required by {held}"));
+                self.printer
+                    .info(&format!("waiting for a run or a start in progress: {held} {depend} on it"));
             }
             ApplyEvent::Executing { steps } => {
                 self.listen_for_signals();

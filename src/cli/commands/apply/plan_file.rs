@@ -31,9 +31,7 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     let break_glass = args.input.break_glass.reason()?;
     if break_glass.is_some() && break_glass.as_deref() != plan["inputs"]["flags"]["break_glass"].as_str() {
         let hint = "`abide plan PATH --break-glass --reason TEXT --out FILE` makes a plan with it";
-        return Err(
-            wrong("--break-glass and --reason are part of a plan file, and this one has others").hint(hint)
-        );
+        return Err(wrong("the plan was made without this --break-glass and --reason").hint(hint));
     }
     args.input.restore_from(&plan["inputs"]).map_err(|why| wrong(&why.to_string()))?;
     if typed != "local" && typed != args.input.target.target {

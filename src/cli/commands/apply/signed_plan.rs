@@ -79,8 +79,9 @@ pub fn check_content(saved: &Value, now: &PlanDocument) -> Result<(), Failure> {
     let now = serde_json::to_value(now).unwrap_or_default();
     let differs = |field: &&str| comparable(&saved[*field]) != comparable(&now[*field]);
     let Some(field) = COMPARED.into_iter().find(differs) else { return Ok(()) };
-    let message =
-        format!("field {field:?} of the signed plan is not that of the plan to apply; nothing was done");
+    let message = format!(
+        "field {field:?} of the signed plan differs from the plan that is made now; nothing was done"
+    );
     let hint = "`abide plan PATH --out FILE` makes a new plan to sign";
     Err(Failure::refused(NOT_SIGNED, message).hint(hint))
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::groups::reason;
 use super::signatures::{PlanSignatureError, fingerprint, public_key, sign, signatures};
 use super::write_atomically;
 use crate::cli::commands::apply::is_saved_plan;
@@ -11,7 +12,7 @@ use crate::cli::commands::plan::args::duration;
 use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::model::{Time, span};
+use crate::model::{Reason, Rule, Time, span};
 
 /// Time until a signed plan expires, in seconds.
 const EXPIRES: u64 = 86_400;
@@ -73,7 +74,7 @@ pub fn run(args: &SignArgs, printer: &Printer) -> Result<Exit, Failure> {
     plan["signatures"] = json!(all);
     let text = serde_json::to_string_pretty(&plan).map_err(|error| failed(error.to_string()))?;
     write_atomically(&args.file, &(text + "\n")).map_err(|error| failed(format!("cannot write: {error}")))?;
-    printer.info(&format!("{file} signed with key {named}: {signed}, expires {expires}"));
+    printer.info(&format!("{file} is signed with key {named}: it has {signed} and expires at {expires}"));
     Ok(Exit::Done)
 }
 
@@ -88,7 +89,7 @@ enum ExpiryError {
     Fixed,
     #[error("the plan has signatures but no expiry: make a new plan")]
     Missing,
-    #[error("a signed plan expires in at most 30 days, and this one in {0}")]
+    #[error("a signed plan must expire within 30 days: this one expires in {0}")]
     TooFar(String),
 }
 
@@ -145,7 +146,7 @@ fn show(plan: &Value, printer: &Printer) {
     for step in steps.iter().take(MAX_SHOWN) {
         shown.push_str(&format!("  {} {}\n", text(&step["op"]), text(&step["instance"])));
         for why in step["why"].as_array().into_iter().flatten() {
-            shown.push_str(&format!("    {}\n", reason(why)));
+            shown.push_str(&format!("    {}\n", reason_text(why)));
         }
     }
     if steps.len() > MAX_SHOWN {
@@ -171,14 +172,19 @@ fn flags(plan: &Value) -> Vec<(String, String)> {
     others.map(|(name, value)| (visible(name), visible(&value.to_string()))).collect()
 }
 
-/// The reason of a step in a line: rule, field, and its old and new value.
-fn reason(why: &Value) -> String {
-    let text = |value: &Value| visible(value.as_str().unwrap_or("?"));
-    match (&why["field"], &why["old"], &why["new"]) {
-        (Value::Null, Value::Null, Value::Null) => text(&why["rule"]),
-        (field, old, new) => {
-            format!("{} {}: {} → {}", text(&why["rule"]), text(field), text(old), text(new))
+/// The reason of a step in a line: the field with both values in full, or the state that the step ends.
+fn reason_text(why: &Value) -> String {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let side = |value: &Value| value.as_str().map_or("unset".to_owned(), visible);
+    if let Some(field) = why["field"].as_str() {
+        return format!("{}: {} → {}", visible(field), side(&why["old"]), side(&why["new"]));
+    }
+    let word = why["rule"].as_str().unwrap_or("?");
+    match Rule::ALL.into_iter().find(|rule| rule.word() == word) {
+        Some(rule) => {
+            reason(&Reason { rule, field: None, old: text(&why["old"]), new: text(&why["new"]), at: None })
         }
+        None => visible(word),
     }
 }
 

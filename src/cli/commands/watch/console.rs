@@ -148,7 +148,7 @@ fn print_read(
     let at = if commit.is_empty() { String::new() } else { format!(" at commit {}", short_id(commit)) };
     console.has_changes = true;
     printer.timed(&format!(
-        "{BOLD}read{BOLD:#} {} wanted {DIM}{short_revision}{DIM:#}{at}{errors}\n",
+        "{BOLD}read{BOLD:#} {}, {DIM}revision {short_revision}{DIM:#}{at}{errors}\n",
         count(reading.desired.instances.len(), "instance")
     ));
 }

@@ -4,6 +4,13 @@
 
 use super::Exit;
 use crate::gse::{envelope_code_meanings, row_code_meanings};
+use crate::model::HoldReason::{
+    AgentRelaunching, AwaitingPromotion, BackingOff, DeleteBudget, FollowOff, HealOff, Hold, HostUnknown,
+    IdentityMix, MaxUnavailable, MoveUnsupported, NoStopCommand, NotConverging, NotOwned, OldSpecUnknown,
+    OutsideWindow, Paused, PolicyViolated, Protected, RestartBudget, RolledBack, RolloutAborted,
+    RunInProgress, RunUnknown, SecretKeyUnknown, SourceUnreadable, Stale, UnderWay, Unsupported,
+    WaitingForDependency,
+};
 use crate::model::{Health, HoldReason, SyncStatus};
 
 /// Meaning of a word or number in one of its uses.
@@ -46,13 +53,6 @@ fn held_reason(reason: HoldReason) -> WordMeaning {
 
 /// The meaning of a held reason.
 fn held_meaning(reason: HoldReason) -> &'static str {
-    use HoldReason::{
-        AgentRelaunching, AwaitingPromotion, BackingOff, DeleteBudget, FollowOff, HealOff, Hold, HostUnknown,
-        IdentityMix, MaxUnavailable, MoveUnsupported, NoStopCommand, NotConverging, NotOwned, OldSpecUnknown,
-        OutsideWindow, Paused, PolicyViolated, Protected, RestartBudget, RolledBack, RolloutAborted,
-        RunInProgress, RunUnknown, SecretKeyUnknown, SourceUnreadable, Stale, UnderWay, Unsupported,
-        WaitingForDependency,
-    };
     match reason {
         HostUnknown => "The host could not be observed, so nothing is planned on it.",
         Stale => "The last report of the instance is older than --stale-after.",
@@ -68,7 +68,7 @@ fn held_meaning(reason: HoldReason) -> &'static str {
         Unsupported => "The target does not support a field of the spec that affects the process.",
         NoStopCommand => "The target cannot send signals, and the spec has neither stop_cmd nor kill_cmd.",
         RunInProgress => {
-            "A run of the one-shot or schedule is in progress, and a run is never stopped to begin another."
+            "A run of the one-shot or schedule is in progress, and a plan never stops a run to begin another."
         }
         RunUnknown => "The result of the one-shot is unknown, so the plan does not start it again.",
         AgentRelaunching => "The process exited, and its agent relaunches it.",
@@ -77,9 +77,9 @@ fn held_meaning(reason: HoldReason) -> &'static str {
         }
         MoveUnsupported => "The target cannot rename a process, so `moved_from` has no effect.",
         BackingOff => {
-            "An operation failed, or the agent gave up; the detail has the time of the next attempt."
+            "An operation failed, or the agent gave up. The message has the time of the next attempt."
         }
-        NotConverging => "An operation succeeded three times, and the difference returned each time.",
+        NotConverging => "The same operations succeeded three times, and each time the difference returned.",
         RolledBack => "A rollout of this version failed and was rolled back.",
         UnderWay => "An earlier plan for the instance is in flight, or its rollout soaks.",
         HealOff => "The watch runs with --heal no: drift is not repaired.",
@@ -97,13 +97,6 @@ fn held_meaning(reason: HoldReason) -> &'static str {
 
 /// The action that ends it.
 fn held_action(reason: HoldReason) -> &'static str {
-    use HoldReason::{
-        AgentRelaunching, AwaitingPromotion, BackingOff, DeleteBudget, FollowOff, HealOff, Hold, HostUnknown,
-        IdentityMix, MaxUnavailable, MoveUnsupported, NoStopCommand, NotConverging, NotOwned, OldSpecUnknown,
-        OutsideWindow, Paused, PolicyViolated, Protected, RestartBudget, RolledBack, RolloutAborted,
-        RunInProgress, RunUnknown, SecretKeyUnknown, SourceUnreadable, Stale, UnderWay, Unsupported,
-        WaitingForDependency,
-    };
     match reason {
         HostUnknown => "Check the host, its agent and the network: `abide get hosts`, `abide doctor`.",
         Stale => "Restart the agent; on GSE check the host. Check the clocks: `abide get hosts`.",
@@ -128,7 +121,7 @@ fn held_action(reason: HoldReason) -> &'static str {
         NoStopCommand => "Add a stop_cmd; stop the running process manually once.",
         RunInProgress => "Wait until the run ends.",
         RunUnknown => {
-            "Find out whether it ran. If not: `abide start NS/NAME`. If so: change a field of its run."
+            "Find out whether it ran. If not: `abide start NS/NAME`. If so: change one of its fields to run it again."
         }
         AgentRelaunching => "`abide logs NS/NAME` and `abide describe NS/NAME` show why it exits.",
         OldSpecUnknown => {
@@ -173,7 +166,7 @@ fn sync_status(status: SyncStatus) -> WordMeaning {
         SyncStatus::Orphan => (
             "No manifest declares the process, or it has no owner.",
             Some(
-                "`abide get orphans` shows why; --prune removes owned orphans, --adopt takes over unowned processes.",
+                "`abide get orphans` shows why. --prune removes orphans of the owner, --adopt takes over processes without one.",
             ),
         ),
     };
@@ -183,10 +176,10 @@ fn sync_status(status: SyncStatus) -> WordMeaning {
 fn health(health: Health) -> WordMeaning {
     let (meaning, action) = match health {
         Health::Healthy => {
-            ("The process runs and its health check succeeds; a one-shot ended with success.", None)
+            ("The process runs, and its health check, if any, succeeds; a one-shot ended with success.", None)
         }
         Health::Starting => {
-            ("The process runs, and its health check has not succeeded within its start period.", None)
+            ("The process runs within its start period, and its health check has not succeeded yet.", None)
         }
         Health::Degraded => (
             "The health check of the running process fails.",
@@ -242,6 +235,11 @@ fn refusals() -> Vec<WordMeaning> {
             "OtherController",
             "A running watch of the same owner would undo the change.",
             "Commit the change to its source, stop that watch, or --force.",
+        ),
+        refused(
+            "NotSigned",
+            "The policy of the control host requires signatures that the plan does not have, or the plan changed.",
+            "`abide plan PATH --out FILE`, then `abide plan sign FILE --key KEY` by each person.",
         ),
         entry(
             "Forbidden",
