@@ -181,8 +181,10 @@ impl Run {
         }
     }
 
-    /// Checks the command lines of all processes, and the environments of those that work in the folder.
-    fn check_processes(&mut self) {
+    /// Checks the command lines of all processes, and the environments of those that work in the folder. Returns
+    /// whether a fetch was in progress.
+    fn check_processes(&mut self) -> bool {
+        let mut has_fetch = false;
         for pid in processes() {
             let read = |name: &str| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let line = read("cmdline");
@@ -191,9 +193,23 @@ impl Run {
             let shown = String::from_utf8_lossy(&line).replace('\0', " ");
             self.check(&format!("command line of {pid}: {shown}"), &line);
             // The process itself has its secrets; the controller has the variable that the user set.
-            if here && !shown.starts_with("sleep") && !shown.contains(" watch ") {
-                self.check(&format!("environment of {shown}"), &read("environ"));
+            let is_own = shown.starts_with("sleep") || shown.contains("exec sleep");
+            if here && !is_own && !shown.contains(" watch ") {
+                self.check_environment(&shown, &read("environ"));
+                has_fetch |= is_fetch(&shown);
             }
+        }
+        has_fetch
+    }
+
+    /// A fetch in progress has the password of its server, and no other secret.
+    fn check_environment(&mut self, command_line: &str, bytes: &[u8]) {
+        let may_have_password = is_fetch(command_line);
+        let found = self.canaries.found_in(bytes);
+        let leaked: Vec<&str> =
+            found.into_iter().filter(|name| !(may_have_password && *name == "git")).collect();
+        if !leaked.is_empty() {
+            self.leaks.push(format!("environment of {command_line}: {}", leaked.join(", ")));
         }
     }
 
@@ -213,6 +229,12 @@ impl Run {
         let rows: Value = serde_json::from_str(&text).unwrap_or_default();
         rows[0]["agent"] == true
     }
+}
+
+/// Whether a process belongs to a fetch: git, or the shell that gives git the password.
+fn is_fetch(command_line: &str) -> bool {
+    let program = command_line.split(' ').next().and_then(|program| program.rsplit('/').next());
+    program.is_some_and(|name| name.starts_with("git")) || command_line.contains("ABIDE_GIT_PASSWORD")
 }
 
 fn manifest(here: &Path, name: &str, secret: &str) -> Manifest {
@@ -258,7 +280,7 @@ fn no_secret_is_in_any_output_log_file_or_answer() {
     apply_and_read(&mut run);
     let watch = follow_git(&mut run);
     call_everything(&mut run);
-    run.check_processes();
+    until("a fetch was observed", || run.check_processes());
     run.check_files("while all run");
     // After crashes and clean ends, when write-ahead logs are merged and free pages exist.
     agent.0.kill().expect("it is killed");

@@ -206,6 +206,10 @@ impl GitCommand {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("git");
+        // Options of Abide in variables have credentials of targets and of other sources.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| has_prefix(name, "ABIDE_")) {
+            command.env_remove(name);
+        }
         for (name, _) in std::env::vars_os().filter(|(name, _)| has_prefix(name, "GIT_")) {
             if !PASSED_ENV_PREFIXES.iter().any(|passed| has_prefix(&name, passed))
                 && !PASSED_ENV.iter().any(|passed| name == *passed)
