@@ -1,7 +1,7 @@
 //! Clock: the current time, time zones and crontab schedules. The only module that reads the wall clock.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -11,6 +11,12 @@ use crate::model::{Desired, Now, Time};
 /// The current time.
 pub fn now() -> Time {
     Time(Timestamp::now().as_millisecond().saturating_add(crate::failpoint::clock_shift_ms()))
+}
+
+/// Time of a file; 0 before 1970.
+pub fn of_file(time: SystemTime) -> Time {
+    let passed = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(i64::try_from(passed.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// Time of the boot clock (CLOCK_BOOTTIME): monotonic, includes suspend, independent of the wall clock.

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::captured_output::OutputError;
 use super::context::AgentContext;
 use super::environment::{Environment, LAUNCH_ID_VARIABLE};
 use super::error::LaunchError;
 use super::exit_record::kill_group;
-use super::output::OutputError;
 use super::sandbox::LaunchSandbox;
 use super::spawn::{Launch, Sink};
 use super::tree::ProcessTree;

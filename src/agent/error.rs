@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use super::account::AccountError;
+use super::captured_output::OutputError;
 use super::clone_exec;
 use super::exit_record::ExitRecordError;
 use super::log_writer::LogWriterError;
-use super::output::OutputError;
 use super::ownership::OwnershipError;
 use super::policy::PolicyRefusal;
 use super::sandbox::SandboxError;
@@ -63,7 +63,7 @@ pub enum LaunchError {
     Nul,
     #[error(
         "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
-         in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
+         in flight. A launch hangs where its log_path, pid_path or program is on a file system that does not answer",
         QUEUE_TIMEOUT.as_secs()
     )]
     Queue { command: String, user: String },

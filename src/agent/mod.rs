@@ -41,6 +41,7 @@
 
 mod account;
 mod account_cache;
+mod captured_output;
 mod cgroup;
 mod channel;
 mod checks;
@@ -64,7 +65,6 @@ mod meter;
 mod name;
 mod name_lookup;
 mod oplog;
-mod output;
 mod output_bound;
 mod ownership;
 mod permits;

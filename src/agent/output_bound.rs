@@ -34,7 +34,7 @@ const MAX_LEFT_PER_USER: usize = 32;
 const MAX_LEFT: usize = 256;
 
 /// Guard that keeps an output trimmed. After its drop the output is trimmed while a process can write to it.
-pub struct Bounded(i32);
+pub struct BoundedOutput(i32);
 
 struct Watched {
     file: Arc<File>,
@@ -58,7 +58,7 @@ static TRIMMER: LazyLock<Option<Arc<Trimmer>>> = LazyLock::new(|| match Trimmer:
 });
 
 /// Starts to trim an output of a user's command. `None`: inotify failed, and a warning is logged.
-pub fn bound(file: &Arc<File>, uid: u32) -> Option<Bounded> {
+pub fn bound(file: &Arc<File>, uid: u32) -> Option<BoundedOutput> {
     let trimmer = TRIMMER.as_ref()?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CLOSE_WRITE;
@@ -66,7 +66,7 @@ pub fn bound(file: &Arc<File>, uid: u32) -> Option<Bounded> {
     match inotify::add_watch(&trimmer.inotify, path, events) {
         Ok(id) => {
             outputs.entry(id).or_insert_with(|| Watched { file: Arc::clone(file), uid, uses: 0 }).uses += 1;
-            Some(Bounded(id))
+            Some(BoundedOutput(id))
         }
         Err(error) => {
             warn!(error = %std::io::Error::from(error), "output of a command is not bounded: cannot watch it");
@@ -75,7 +75,7 @@ pub fn bound(file: &Arc<File>, uid: u32) -> Option<Bounded> {
     }
 }
 
-impl Drop for Bounded {
+impl Drop for BoundedOutput {
     fn drop(&mut self) {
         let Some(trimmer) = TRIMMER.as_ref() else { return };
         let mut outputs = trimmer.outputs();
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_output_of_the_user_with_the_most_is_given_up() {
+    fn the_oldest_output_of_the_user_with_the_most_is_dropped() {
         let of = |uid: u32, from: i32, count: usize, uses: usize| {
             (from..).take(count).map(move |id| (id, uid, uses))
         };

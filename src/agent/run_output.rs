@@ -13,11 +13,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tracing::info;
 
-use super::output_bound::{self, Bounded};
+use super::output_bound::{self, BoundedOutput};
 use crate::clock;
 use crate::model::InstanceKey;
 
@@ -34,7 +34,7 @@ pub struct RunOutputs(PathBuf);
 /// The output of a run in progress. It is bounded while this lives.
 pub struct RunOutput {
     file: Arc<File>,
-    _bounded: Option<Bounded>,
+    _bounded: Option<BoundedOutput>,
 }
 
 impl RunOutputs {
@@ -130,8 +130,8 @@ impl RunOutputs {
         for folder in names(&self.0).into_iter().map(|name| self.0.join(name)) {
             for path in names(&folder).into_iter().map(|name| folder.join(name)) {
                 let modified = std::fs::metadata(&path).and_then(|meta| meta.modified());
-                let age = modified.ok().and_then(|time| SystemTime::now().duration_since(time).ok());
-                if age.is_some_and(|age| age > MAX_AGE) {
+                let age = modified.ok().map(|time| clock::now().secs_since(clock::of_file(time)));
+                if age.is_some_and(|age| age > MAX_AGE.as_secs()) {
                     let _ = std::fs::remove_file(path);
                 }
             }

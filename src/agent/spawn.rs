@@ -12,13 +12,13 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::account::Account;
+use super::captured_output::{CapturedOutput, OutputError};
 use super::cgroup::Cgroup;
 use super::clone_exec::{self, ExecRequest, ExecStage, OwnPidFile, SpawnedProcess, Streams, VforkGuard};
 use super::environment::Environment;
 use super::error::LaunchError;
 use super::exit_record::{ExitRecords, kill_group, recording_shell_args};
 use super::launch_mark::LaunchMark;
-use super::output::{Output, OutputError};
 use super::ownership;
 use super::process::{ProcessHandle, UnclaimedProcess};
 use super::sandbox::{LaunchSandbox, SandboxError};
@@ -347,10 +347,10 @@ pub async fn run(
     program: SpecCommand<'_>,
     record: Option<(ExitRecords, String)>,
     group: Option<Cgroup>,
-) -> Result<(CommandExit, Output), LaunchError> {
+) -> Result<(CommandExit, CapturedOutput), LaunchError> {
     let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time, sandbox } =
         program;
-    let output = Output::new(rights.account().uid())?;
+    let output = CapturedOutput::new(rights.account().uid())?;
     let recorded = record.is_some();
     let launch = Launch {
         command: command.to_owned(),
@@ -391,7 +391,7 @@ mod tests {
 
     /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
-    async fn a_launch_that_waits_for_a_permit_in_vain_says_so_and_delays_no_other_user() {
+    async fn a_launch_without_a_permit_fails_with_the_reason_and_delays_no_other_user() {
         let permits = Arc::new(UserPermits::default());
         let rights = |name: &str| {
             let account = Account::named(name).expect("an account");

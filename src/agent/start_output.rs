@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use super::captured_output::CapturedOutput;
 use super::masking::SecretTexts;
-use super::output::Output;
 use super::user_files::{FileWork, Rights, UserFileError};
 use crate::escape::visible;
 
@@ -57,7 +57,7 @@ pub struct StartAttempt {
 
 impl StartAttempt {
     /// The last lines of the output, as the end of a message; empty: there is no output.
-    pub async fn last_lines(self, captured: Option<&Output>) -> String {
+    pub async fn last_lines(self, captured: Option<&CapturedOutput>) -> String {
         let text = match (self.log, captured) {
             (Some((log, rights)), _) => log_text(log, rights, self.secrets).await,
             (None, Some(output)) => output.tail(&self.secrets),

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_known() {
+    fn unreadable_facts_are_unknown() {
         assert_eq!(started(json!({"pid": 7, "startTime": "Tue Nov 18", "elapsedTime": 0})), None);
         assert_eq!(started(json!({"pid": 7, "startTime": "2026-11-18T10:00:01Z"})), None, "not started yet");
         assert_eq!(started(json!({"pid": -1, "startTime": "2026-11-18T09:00:00Z"})), None);

@@ -41,8 +41,8 @@ impl DeclaredNames {
         self.0.get(key)
     }
 
-    /// Whether the command means an instance.
-    pub fn means(
+    /// Whether the arguments and the selection select an instance.
+    pub fn selects(
         &self,
         args: &InstanceArgs,
         selection: &Selection,
@@ -50,7 +50,7 @@ impl DeclaredNames {
         labels: &BTreeMap<String, String>,
     ) -> bool {
         let declared = self.of(key);
-        args.matches(key, declared) && selection.means(key, declared, labels)
+        args.matches(key, declared) && selection.selects(key, declared, labels)
     }
 
     /// The message for arguments that name none of these instances; `None`: each of them names one.

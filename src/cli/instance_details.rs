@@ -36,7 +36,7 @@ impl InstanceFacts {
             true => DeclaredNames::default(),
             false => DeclaredNames::read(live).await,
         };
-        rows.retain(|row| declared.means(args, &selection, row.instance(), row.labels()));
+        rows.retain(|row| declared.selects(args, &selection, row.instance(), row.labels()));
         let keys: Vec<&InstanceKey> = rows.iter().map(TargetProcess::instance).collect();
         let missing = declared.unknown_message(args, &keys).filter(|_| !rows.is_empty());
         for row in rows.iter_mut().take(MAX_MEASURED) {

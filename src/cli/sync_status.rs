@@ -8,7 +8,7 @@ use super::target::ConnectedTarget;
 use crate::clock;
 use crate::contract::NextAction;
 use crate::control::{pin, stored_revisions, suspended};
-use crate::engine::rollouts;
+use crate::engine::rollout_records;
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, HostKey, InstanceKey, Observed, ProcessKey};
 use crate::observe::Target;
@@ -55,8 +55,8 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
         let by_controller = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
         let (manual, pauses) = (holds.clone(), pauses.clone());
         let holds = HoldRules { manual, pauses, by_controller, ..HoldRules::default() };
-        let decided = rollouts::read(&live.state, &owner).await.unwrap_or_default();
-        let rollouts = rollouts::progress(&decided);
+        let decided = rollout_records::read(&live.state, &owner).await.unwrap_or_default();
+        let rollouts = rollout_records::progress(&decided);
         let rules = Rules { owner, holds, rollouts, ..Rules::new(live.caps()) };
         all.extend(statuses_of_owner(&desired, &observed, &rules));
     }

@@ -275,9 +275,10 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::testing::start_step;
     use crate::execute::StepOutcome;
     use crate::manifest::{Limits, load_text};
-    use crate::model::{HeldChange, Host, SpecSide, Step, Wave};
+    use crate::model::{HeldChange, Wave};
 
     const KEY: &str = "0:10.0.0.1:web:api";
 
@@ -292,22 +293,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        let host = Host { key: key().host, supplier: None, agent_id: None };
-        let step = Step {
-            id: 1,
-            instance: key(),
-            host,
-            op: Op::Start,
-            spec_side: SpecSide::New,
-            spec: None,
-            revision: None,
-            reloaded_fields: Vec::new(),
-            pid_stays: false,
-            needs_live_check: false,
-            from: None,
-            why: Vec::new(),
-        };
-        Plan { waves: vec![Wave { steps: vec![step], gates: Vec::new() }], ..Plan::default() }
+        Plan { waves: vec![Wave { steps: vec![start_step(key())], gates: Vec::new() }], ..Plan::default() }
     }
 
     fn ended(outcome: StepOutcome, code: i64) -> Vec<StepResult> {
@@ -330,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_wait_longer_each_time_and_success_or_another_cause_begins_anew() {
+    fn delays_grow_with_each_failure_and_a_success_or_another_cause_resets_them() {
         let mut backoff = Backoff::default();
         let mut now = Time(1_000_000);
         let mut waits = Vec::new();
@@ -352,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_undone_again_and_again_is_left_alone_until_it_is_seen_to_be_otherwise() {
+    fn a_repeatedly_undone_operation_suspends_the_instance_until_its_state_changes() {
         let mut backoff = Backoff::default();
         let now = Time(1_000_000);
         for nth in 0..3 {

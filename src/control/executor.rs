@@ -249,8 +249,9 @@ fn history_entry(item: &WorkItem) -> HistoryEntry {
 
 /// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.
 fn attempted(ended: Vec<StepResult>, context: &ExecutionContext) -> Vec<StepResult> {
-    let is_left_alone =
-        |one: &StepResult| context.settings.restraints.borrow().means(&one.instance, None, false).is_some();
+    let is_left_alone = |one: &StepResult| {
+        context.settings.restraints.borrow().hold_reason(&one.instance, None, false).is_some()
+    };
     let tried = |one: &StepResult| {
         one.outcome != StepOutcome::Skipped || !(*context.settings.stop.borrow() || is_left_alone(one))
     };

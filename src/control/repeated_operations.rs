@@ -67,26 +67,8 @@ fn unwanted_state(rule: Rule) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Host, InstanceKey, Reason, SpecSide};
-
-    fn start() -> Step {
-        let instance: InstanceKey = "0:10.0.0.1:web:api".parse().expect("a key");
-        let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
-        Step {
-            id: 1,
-            instance,
-            host,
-            op: Op::Start,
-            spec_side: SpecSide::New,
-            spec: None,
-            revision: None,
-            reloaded_fields: Vec::new(),
-            pid_stays: false,
-            needs_live_check: false,
-            from: None,
-            why: Vec::new(),
-        }
-    }
+    use crate::control::testing::start_step;
+    use crate::model::Reason;
 
     #[test]
     fn a_suspension_names_each_operation_and_each_difference() {
@@ -95,7 +77,7 @@ mod tests {
             Reason { rule, field, old: None, new: None, at: None }
         };
         let mut repeated = RepeatedOperations::default();
-        let mut step = start();
+        let mut step = start_step("0:10.0.0.1:web:api".parse().expect("a key"));
         step.why = vec![why(Rule::NotRunning, None)];
         repeated.add(&step);
         assert_eq!(RepeatedOperations::default().returned(), "the same operations were needed again");

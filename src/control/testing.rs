@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use super::PassResult;
 use crate::manifest::{Limits, load_text};
 use crate::model::{
-    Health, KnownSpec, ManifestRevision, Now, Observed, ObservedInstance, ObservedSpecs, Time,
+    Health, Host, InstanceKey, KnownSpec, ManifestRevision, Now, Observed, ObservedInstance, ObservedSpecs,
+    Op, SpecSide, Step, Time,
 };
 use crate::reconcile::{Caps, Rules, reconcile};
 
@@ -40,6 +41,25 @@ pub fn pass_result(manifests: &str, adjust: impl FnOnce(&mut Observed)) -> Arc<P
         plan,
         rows: OnceLock::new(),
     })
+}
+
+/// A start without reasons.
+pub fn start_step(instance: InstanceKey) -> Step {
+    let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
+    Step {
+        id: 1,
+        instance,
+        host,
+        op: Op::Start,
+        spec_side: SpecSide::New,
+        spec: None,
+        revision: None,
+        reloaded_fields: Vec::new(),
+        pid_stays: false,
+        needs_live_check: false,
+        from: None,
+        why: Vec::new(),
+    }
 }
 
 /// A process on some hosts.

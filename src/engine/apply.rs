@@ -11,12 +11,12 @@ use super::activate::{Activation, ManifestSource, RevisionRecord, history_result
 use super::error::ApplyError;
 use super::history;
 use super::input::{FactSources, PlanDigests, PlanInput, step_lines};
-use super::lease::{GRACE, WriterLease};
 use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
-use super::rollouts;
+use super::rollout_records;
 use super::verify::{OBSERVE_INTERVAL, awaits_dependency, awaits_promotion, unhealthy};
+use super::writer_lease::{GRACE, WriterLease};
 use crate::backend::ChangeOrigin;
 use crate::contract::HistoryEntry;
 use crate::execute::Precheck;
@@ -146,7 +146,7 @@ where
             false => Conclusion::Incomplete,
         };
         let recording =
-            rollouts::record_pauses(self.target.state(), &self.input.rules.owner, &plan.pauses).await;
+            rollout_records::record_pauses(self.target.state(), &self.input.rules.owner, &plan.pauses).await;
         recording.map_err(|error| self.state_error(error))?;
         let reason = sole_reason(plan.held.iter().map(|held| Some(held.reason)));
         let reason = reason.filter(|_| unhealthy.is_empty());
@@ -185,7 +185,8 @@ where
         };
         let working = async {
             let results = self.run(&plan, origin, writer.lost()).await;
-            if let Err(error) = rollouts::record_pauses(target.state(), &owner, &results.pauses).await {
+            if let Err(error) = rollout_records::record_pauses(target.state(), &owner, &results.pauses).await
+            {
                 // The next apply or watch reaches the same pause.
                 warn!(%error, "cannot record the pause of a rollout");
             }

@@ -10,7 +10,7 @@ use super::activate::changed_source;
 use super::error::ApplyError;
 use super::other_sources::declared_elsewhere;
 use super::pin::{self, Pin};
-use super::{protections, rollouts, stored_revisions};
+use super::{protections, rollout_records, stored_revisions};
 use crate::clock;
 use crate::manifest::{Limits, Loaded, provenance};
 use crate::model::{ManifestRevision, Now, Observed, Plan};
@@ -96,8 +96,8 @@ impl<S: SpecSearch> PlanRequest<S> {
             false => None,
         };
         (rules.holds.manual, rules.holds.pauses) = target.active_holds().await?;
-        let decided = rollouts::read(target.state(), &rules.owner).await.map_err(state_error)?;
-        rules.rollouts = rollouts::progress(&decided);
+        let decided = rollout_records::read(target.state(), &rules.owner).await.map_err(state_error)?;
+        rules.rollouts = rollout_records::progress(&decided);
         if rules.prune {
             rules.holds.protections = protections::read(target.state()).await.map_err(state_error)?;
         }
@@ -190,9 +190,9 @@ impl PlanInput {
     /// Reads the current holds and pauses.
     pub(super) async fn refresh_holds<T: Target>(&mut self, target: &T) -> Result<(), ApplyError> {
         (self.rules.holds.manual, self.rules.holds.pauses) = target.active_holds().await?;
-        let decided = rollouts::read(target.state(), &self.rules.owner).await;
+        let decided = rollout_records::read(target.state(), &self.rules.owner).await;
         let decided = decided.map_err(|error| TargetError::state(target.name(), error))?;
-        self.rules.rollouts = rollouts::progress(&decided);
+        self.rules.rollouts = rollout_records::progress(&decided);
         if self.rules.prune {
             let read = protections::read(target.state()).await;
             self.rules.holds.protections = read.map_err(|error| TargetError::state(target.name(), error))?;

@@ -19,12 +19,12 @@ mod apply;
 mod connected;
 mod error;
 mod input;
-mod lease;
 mod recover;
 mod report;
 mod request;
 mod run;
 mod verify;
+mod writer_lease;
 
 pub mod history;
 pub mod manual;
@@ -33,7 +33,7 @@ pub mod pin;
 pub mod protections;
 pub mod published_status;
 pub mod rollback;
-pub mod rollouts;
+pub mod rollout_records;
 pub mod stored_revisions;
 pub mod transfer;
 

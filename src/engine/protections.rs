@@ -62,7 +62,7 @@ pub async fn record<S: Store>(
         // An entry without protections ends those of a label, until a manifest declares the process again.
         let is_same =
             stored.map_or(protect.is_empty(), |(stored, _)| !stored.is_empty() && is_equal(stored, protect));
-        if is_same || is_foreign || !selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+        if is_same || is_foreign || !selection.selects(key, Some(&want.origin.declared), &want.spec.labels) {
             continue;
         }
         txn = txn.and(match protect.is_empty() {

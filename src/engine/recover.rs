@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::ApplyError;
-use super::lease::WriterLease;
 use super::request::{ApplyEvent, ApplyHandler};
+use super::writer_lease::WriterLease;
 use crate::execute::{self, RecoveryError, journal};
 use crate::observe::{Target, TargetError};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::ApplyError;
-use super::lease::WriterLease;
 use super::manual::{execute_steps, observe_all, step};
+use super::writer_lease::WriterLease;
 use crate::execute::StepResult;
 use crate::model::{HostKey, InstanceKey, Observed, ObservedInstance, Op, Step};
 use crate::observe::{Observation, Target};

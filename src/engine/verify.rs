@@ -148,7 +148,7 @@ fn is_starting(input: &PlanInput) -> bool {
 pub(super) fn unhealthy(input: &PlanInput) -> Vec<Unhealthy> {
     let meant = |key: &InstanceKey, want: &DesiredInstance| {
         want.origin.state.needs_start()
-            && input.rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+            && input.rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels)
     };
     let wanted = input.loaded.desired.instances.iter().filter(|(key, want)| meant(key, want));
     let seen = wanted.filter_map(|(key, _)| Some((key, input.observed.instances.get(key)?)));

@@ -85,7 +85,12 @@ impl ActiveHolds {
     }
 
     /// Reason why an instance is held. A pause does not stop an instance that already has an executed step.
-    pub fn means(&self, key: &InstanceKey, from: Option<&InstanceKey>, is_begun: bool) -> Option<String> {
+    pub fn hold_reason(
+        &self,
+        key: &InstanceKey,
+        from: Option<&InstanceKey>,
+        is_begun: bool,
+    ) -> Option<String> {
         // Expired entries were removed when they were read.
         let ever = Time(i64::MIN);
         let paused = paused(&self.pauses, key, ever).filter(|_| !is_begun);
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_readable_entry_is_what_its_value_says() {
+    fn a_readable_entry_has_the_hold_of_its_value() {
         let value = "{\"namespace\": \"web\", \"by\": \"ann\", \"reason\": null, \"until\": null}";
         let pause = pause_of(&entry("pause/web", value)).expect("a pause");
         assert_eq!((pause.by.as_str(), pause.reason), ("ann", None));

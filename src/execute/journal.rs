@@ -108,7 +108,7 @@ pub async fn unfinished<S: Store>(store: &S, owner: &str) -> Result<Vec<(String,
 
 /// Whether a key is a call of this run. The runs of its components and its rollback have names that start with its
 /// own.
-pub fn is_of(key: &str, owner: &str, run: &str) -> bool {
+pub fn belongs_to_run(key: &str, owner: &str, run: &str) -> bool {
     let rest = keys::journal_call(key, owner).and_then(|call| call.strip_prefix(run));
     rest.is_some_and(|rest| rest.starts_with(['/', '-']))
 }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_seen_decides_and_the_rest_may_be_done_again_or_is_unknown() {
+    fn an_observed_effect_decides_and_other_operations_are_repeated_or_unknown() {
         let (up, down) = (seen(true, true, 7), seen(false, false, 0));
         let judge = |op, before: &ObservedInstance, now: &ObservedInstance| {
             infer_outcome(op, Some(before), Some(now), false, None)

@@ -380,7 +380,7 @@ async fn job<S: Store>(
     let (body, rejected) = parse_body::<RawJobBody>(body)?.read(api)?;
     check_rejected(caller, &rejected)?;
     log.refused.count = rejected.len();
-    let (subjects, _) = body.places(api);
+    let (subjects, _) = body.contents_by_path(api);
     log.what.detail = body.op_type.map_or_else(String::new, |code| format!("op {code}"));
     log.changes = api == JobApi::ManageProc || body.op_type != Some(GseOp::Status.code());
     for subject in &subjects {

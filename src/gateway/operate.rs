@@ -16,7 +16,7 @@ use crate::clock;
 use crate::contract::FoundTask;
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
 use crate::gse::keys as result_keys;
-use crate::gse::{JobApi, JobBody, Subject};
+use crate::gse::{BodyContent, JobApi, JobBody};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
 use crate::store::{Entry, Store, Txn, keys};
@@ -93,11 +93,11 @@ impl<S: Store> Gateway<S> {
             JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
             JobApi::OperateProcess => GseOp::from_code(code),
         };
-        let (subjects, _) = body.places(api);
+        let (subjects, _) = body.contents_by_path(api);
         let mut items = Vec::new();
         let starts = OpenStarts::default();
         let mut named: HashMap<InstanceKey, String> = HashMap::new();
-        for Subject { key, hosts, spec, .. } in subjects {
+        for BodyContent { key, hosts, spec, .. } in subjects {
             let held = owned_spec(spec, caller);
             for host in hosts {
                 let row = result_keys::job(&host.key, &held.spec);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Dialect, JobApi, Loss, Subject, job};
+use super::{BodyContent, Dialect, JobApi, Loss, job};
 use crate::model::{
     ConfigFile, Control, EnvValue, Field, Host, HostKey, Identity, Job, Monitor, Resource, Spec, SpecSection,
     State,
@@ -11,9 +11,9 @@ use crate::model::{
 
 /// The request bodies of the given processes, and the parts that no body can transmit.
 /// `api`: the JOB call to use.
-pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (Vec<Value>, Vec<Loss>) {
+pub fn bodies(subjects: &[BodyContent], dialect: Dialect, api: Option<JobApi>) -> (Vec<Value>, Vec<Loss>) {
     let mut losses = Vec::new();
-    let (absent, subjects): (Vec<Subject>, Vec<Subject>) =
+    let (absent, subjects): (Vec<BodyContent>, Vec<BodyContent>) =
         subjects.iter().cloned().partition(|subject| subject.state == State::Absent);
     losses.extend(
         absent.iter().map(|subject| {
@@ -31,7 +31,7 @@ pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (V
     (bodies, losses)
 }
 
-fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
+fn body(subject: &BodyContent, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
     let unsupported = dialect.unsupported_fields(&subject.spec).into_iter();
     losses.extend(unsupported.map(|field| Loss::field(subject, field, dialect)));
     if subject.spec.identity.user.is_none() {
@@ -65,7 +65,7 @@ fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
     body
 }
 
-fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Option<Value> {
+fn host(host: &Host, subject: &BodyContent, dialect: Dialect, losses: &mut Vec<Loss>) -> Option<Value> {
     let HostKey::Address { cloud, ip } = &host.key else {
         let why = format!("{} identifies hosts by address only", dialect.name());
         losses.push(Loss::new(subject, format!("host {}", host.key), why));

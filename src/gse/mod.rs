@@ -28,7 +28,7 @@ pub fn envelope_code_meanings() -> impl Iterator<Item = (i64, &'static str)> {
 
 /// The content of a request body about a process: one spec, one state, some hosts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Subject {
+pub struct BodyContent {
     pub key: ProcessKey,
     pub hosts: Vec<Host>,
     pub state: State,
@@ -44,11 +44,11 @@ pub struct Loss {
 }
 
 impl Loss {
-    fn new(subject: &Subject, what: impl ToString, why: impl Into<String>) -> Loss {
+    fn new(subject: &BodyContent, what: impl ToString, why: impl Into<String>) -> Loss {
         Loss { key: subject.key.clone(), what: what.to_string(), why: why.into() }
     }
 
-    fn field(subject: &Subject, field: Field, dialect: Dialect) -> Loss {
+    fn field(subject: &BodyContent, field: Field, dialect: Dialect) -> Loss {
         Loss::new(subject, field, format!("{} does not support it", dialect.name()))
     }
 }

@@ -216,9 +216,13 @@ impl Observed {
                 (Some(registered), Some(hosted), Some(running)) => {
                     Presence::Present(Present { seen, registered, hosted, running })
                 }
-                (None, _, _) => Presence::Unknown("whether it is registered is not known"),
-                (_, None, _) => Presence::Unknown("whether it is hosted is not known"),
-                (_, _, None) => Presence::Unknown("whether it runs is not known"),
+                (None, _, _) => {
+                    Presence::Unknown("the target does not report whether the process is registered")
+                }
+                (_, None, _) => {
+                    Presence::Unknown("the target does not report whether the process is supervised")
+                }
+                (_, _, None) => Presence::Unknown("the target does not report whether the process runs"),
             },
         }
     }

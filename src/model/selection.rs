@@ -28,7 +28,7 @@ impl Selection {
     }
 
     /// `declared`: the name that the instance was declared under, if it is declared.
-    pub fn means(
+    pub fn selects(
         &self,
         key: &InstanceKey,
         declared: Option<&ProcessKey>,
@@ -46,11 +46,11 @@ impl Selection {
             && (self.include.is_empty() || named(&self.include))
             && !named(&self.exclude)
             && self.labels.as_ref().is_none_or(|selector| selector.matches(labels))
-            && self.means_host(&key.host)
+            && self.selects_host(&key.host)
     }
 
     /// Whether a host is selected; only the host patterns apply.
-    pub fn means_host(&self, host: &HostKey) -> bool {
+    pub fn selects_host(&self, host: &HostKey) -> bool {
         self.hosts.is_empty() || self.hosts.iter().any(|pattern| on_host(pattern, host))
     }
 }
@@ -110,23 +110,23 @@ mod tests {
         let key: InstanceKey = "0:10.0.3.4:web:api_2".parse().unwrap();
         let declared: ProcessKey = "web/api".parse().unwrap();
         let labels = BTreeMap::from([("tier".to_owned(), "front".to_owned())]);
-        let means = |selection: &Selection| selection.means(&key, Some(&declared), &labels);
+        let selects = |selection: &Selection| selection.selects(&key, Some(&declared), &labels);
         let all = Selection::default();
-        assert!(means(&all));
-        assert!(means(&Selection { namespaces: vec!["web".parse().unwrap()], ..all.clone() }));
-        assert!(!means(&Selection { namespaces: vec!["db".parse().unwrap()], ..all.clone() }));
+        assert!(selects(&all));
+        assert!(selects(&Selection { namespaces: vec!["web".parse().unwrap()], ..all.clone() }));
+        assert!(!selects(&Selection { namespaces: vec!["db".parse().unwrap()], ..all.clone() }));
         for name in ["web/api", "web/api_2"] {
-            assert!(means(&Selection { include: vec![name.parse().unwrap()], ..all.clone() }));
-            assert!(!means(&Selection { exclude: vec![name.parse().unwrap()], ..all.clone() }));
+            assert!(selects(&Selection { include: vec![name.parse().unwrap()], ..all.clone() }));
+            assert!(!selects(&Selection { exclude: vec![name.parse().unwrap()], ..all.clone() }));
         }
-        assert!(!means(&Selection { include: vec!["web/api_1".parse().unwrap()], ..all.clone() }));
+        assert!(!selects(&Selection { include: vec!["web/api_1".parse().unwrap()], ..all.clone() }));
         for (pattern, expected) in [("0:10.0.*", true), ("10.0.3.4", true), ("10.1.*", false)] {
             assert_eq!(
-                means(&Selection { hosts: vec![pattern.into()], ..all.clone() }),
+                selects(&Selection { hosts: vec![pattern.into()], ..all.clone() }),
                 expected,
                 "{pattern}"
             );
         }
-        assert!(!means(&Selection { labels: Some("tier=back".parse().unwrap()), ..all }));
+        assert!(!selects(&Selection { labels: Some("tier=back".parse().unwrap()), ..all }));
     }
 }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_selects_what_it_says() {
+    fn every_form_selects_its_hosts() {
         let labels = [("rack", "a"), ("tier", "front")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         let cases = [
             ("rack=a", true),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selector_is_refused() {
+    fn text_that_is_not_a_selector_is_refused() {
         for text in ["", "a=", "=a", "a b", "a in b", "a in ()", "ain (b)", "a,,b", "a=b=c", "a in (b", "!"] {
             assert!(text.parse::<Selector>().is_err(), "{text:?}");
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::caps::Caps;
 use super::choose::{Delta, Goal, RanStatus, Situation, StopBy, Stops};
 use super::diff::{changes, delta, delta_of_revisions};
-use super::effect::EffectTable;
+use super::spec_effects::EffectTable;
 use crate::model::{
     AutoType, Field, HashedSpec, Health, HoldReason, KnownSpec, LastRun, Monitor, OnChange, Present,
     RestartWhen, Spec, SpecRevision, SpecSection, State, Time,

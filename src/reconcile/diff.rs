@@ -1,7 +1,7 @@
 //! Difference of two specs: by field where both are known, by effect where only their revisions are.
 
 use super::choose::Delta;
-use super::effect::EffectTable;
+use super::spec_effects::EffectTable;
 use crate::model::{Effect, Field, Spec, SpecRevision, Value};
 
 /// One field that differs, for output.

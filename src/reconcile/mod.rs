@@ -16,13 +16,13 @@
 //! and has a reason; constraints remove whole chains, never a part of one.
 
 mod assess;
+mod batches;
 pub mod caps;
 mod chain;
 pub mod choose;
 mod constraints;
 mod dependencies;
 pub mod diff;
-pub mod effect;
 pub mod expectations;
 pub mod field_differences;
 pub mod fingerprint;
@@ -31,8 +31,8 @@ mod moves;
 mod orphans;
 mod planner;
 mod reasons;
-mod rollout;
 mod rules;
+pub mod spec_effects;
 pub mod spec_recovery;
 mod stages;
 mod sync_status;
@@ -42,11 +42,11 @@ pub use caps::{Caps, Moves};
 pub use choose::{Delta, Goal, RanStatus, Situation, StopBy, Stops, choose};
 pub use constraints::{DisruptionSet, active_hold, paused};
 pub use diff::{Change, changes, delta, delta_of_revisions};
-pub use effect::{EffectTable, effect_of, revision, table};
 pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::fingerprint;
 pub use planner::drifted_files;
 pub use rules::{HoldRules, OrphanRules, Rules};
+pub use spec_effects::{EffectTable, effect_of, revision, table};
 pub use stages::rollout_id;
 pub use sync_status::{SyncStatus, sync_statuses};
 

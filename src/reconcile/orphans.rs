@@ -24,7 +24,7 @@ impl<'a> Planner<'a> {
             if !ours
                 || self.taken.contains(key)
                 || self.rules.orphans.declared_elsewhere.contains(key)
-                || !self.rules.selection.means(key, None, &seen.labels)
+                || !self.rules.selection.selects(key, None, &seen.labels)
             {
                 continue;
             }

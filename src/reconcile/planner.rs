@@ -49,7 +49,7 @@ pub fn plan_instances<'a>(
                 Some(Ordering::Greater) | None => break None,
             }
         };
-        match rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+        match rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels) {
             true => planner.wanted(key, want, seen),
             false => planner.spare_earlier(key, want, seen),
         }

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::assess::TargetSpec;
+use super::batches::{amount, is_rolled_out};
 use super::chain::{Chain, PlanDraft};
-use super::effect::EffectTable;
-use super::rollout::{amount, is_rolled_out};
 use super::rules::Rules;
+use super::spec_effects::EffectTable;
 use crate::model::{
     AutoType, Desired, DesiredInstance, Health, HoldReason, InstanceKey, Observed, Presence, ProcessKey,
     Rollout, RolloutPause,

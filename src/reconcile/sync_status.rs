@@ -24,7 +24,7 @@ pub fn sync_statuses<'a>(
             continue;
         }
         let sync = match held.get(key) {
-            _ if !rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) => {
+            _ if !rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels) => {
                 SyncStatus::Unknown
             }
             Some(HoldReason::Paused) => SyncStatus::Paused,
@@ -43,7 +43,7 @@ pub fn sync_statuses<'a>(
             let wanted_gone = desired.instances.contains_key(key);
             match moves.contains(key) && (wanted_gone || !ours) {
                 true => SyncStatus::OutOfSync,
-                false if ours && rules.selection.means(key, None, &seen.labels) => SyncStatus::Orphan,
+                false if ours && rules.selection.selects(key, None, &seen.labels) => SyncStatus::Orphan,
                 false => SyncStatus::Unknown,
             }
         });
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stands_as_the_plan_says() {
+    fn each_sync_status_follows_from_the_plan() {
         let desired = Desired {
             instances: [want("same", "a"), want("differs", "b"), want("absent", "a")].into(),
             ..Desired::default()

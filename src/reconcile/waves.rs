@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use super::assess::TargetSpec;
+use super::batches::{Batch, batches};
 use super::chain::{Chain, PlanDraft, StepDraft, has};
 use super::dependencies::DependencyIndex;
 use super::identities::{IdentityIndex, claims_identity};
-use super::rollout::{Batch, batches};
 use super::rules::Rules;
 use crate::model::{
     AutoType, Desired, DesiredInstance, Gate, Health, HoldReason, Host, InstanceKey, LastRun, Observed, Op,

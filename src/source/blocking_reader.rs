@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_come_is_not_waited_for_and_is_read_again_when_it_is_back() {
+    async fn a_read_without_an_answer_times_out_and_is_repeated_when_the_file_system_answers() {
         let (mut aside, let_go) = stuck();
         let_go.send("1").expect("it is there");
         assert_eq!(aside.read().await.revision.as_str(), "1");

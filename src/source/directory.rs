@@ -395,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_two_whole_readings_a_debounce_apart_to_be_sure() {
+    fn a_removal_counts_after_two_complete_reads_one_debounce_apart() {
         let (now, apart) = (Instant::now(), Duration::from_millis(200));
         let mut sure = StableRevision::default();
         let revision = |text: &str| ManifestRevision::from_text(text);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_events_mean_that_everything_is_looked_at_and_watched_anew() {
+    fn lost_events_cause_a_full_read_and_new_watches() {
         let seen = ChangeSignal::default();
         let access = notify::EventKind::Access(notify::event::AccessKind::Read);
         let ways = [PathBuf::from("/m")].into();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn every_folder_in_which_a_link_on_the_way_stands_is_known() {
+    fn every_folder_of_a_link_in_the_path_is_watched() {
         let folder = std::env::temp_dir().join(format!("abide-links-{}", std::process::id()));
         let folder = {
             fs::create_dir_all(folder.join("a/rev-1/m")).expect("folders");

@@ -101,7 +101,7 @@ impl LastGood {
                 format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
             })
             .collect();
-        let is_news = reported != self.reported;
+        let has_changed = reported != self.reported;
         self.reported = reported;
         let texts = Arc::new(loaded.file_contents());
         let (files, desired) = (loaded.files, loaded.desired);
@@ -113,7 +113,7 @@ impl LastGood {
             is_incomplete,
             has_unknown_files: lacks,
             may_prune: false,
-            changed_since_last: is_news,
+            changed_since_last: has_changed,
             files,
             commit: None,
             texts,

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_the_same_name_is_not_the_same() {
+    fn another_process_with_the_same_name_is_another_holder() {
         let me = Holder::this("watch-1");
         let held = Record::taken_by(None, &me, FIVE, 1000).expect("free");
         assert!(Record::taken_by(Some(held.clone()), &me, FIVE, 2000).is_ok());

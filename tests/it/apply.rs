@@ -229,7 +229,7 @@ fn logs_are_shown_from_the_end_and_followed() {
 }
 
 #[test]
-fn the_sample_fleet_converges_as_the_readme_says() {
+fn the_sample_fleet_converges_as_in_the_readme() {
     let folder = Workspace::new();
     let machine = Machine { folder };
     let manifests = project().join("manifests");

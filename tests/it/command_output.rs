@@ -120,7 +120,7 @@ fn a_daemon_that_prints_without_end_takes_no_memory_under_this_agent_and_the_nex
 }
 
 #[test]
-fn what_a_command_leaves_behind_is_trimmed_until_it_ends() {
+fn output_of_processes_that_a_command_left_is_trimmed_until_they_end() {
     let Some(user) = test_user() else { return };
     let system = System::new();
     let mut spec = system.spec_of(&user, "app", "exec sleep 1000");

@@ -106,7 +106,7 @@ time.sleep(1000)
 
 /// The agent is the parent of all orphans: of this launch, of another instance, and of a process that was its child before.
 #[test]
-fn orphans_of_the_same_program_and_user_are_told_apart() {
+fn orphans_of_the_same_program_and_user_are_distinguished() {
     if !needs("python3") || !needs_root() {
         return;
     }

@@ -255,7 +255,7 @@ fn groups_are_stored_and_agents_are_listed() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_restart() {
+fn acknowledged_changes_survive_a_restart() {
     let it = fixture_with(Duration::from_millis(1));
     it.server.gse("register_proc_info", body(&["10.0.0.1"]));
     let mut start = body(&["10.0.0.1"]);

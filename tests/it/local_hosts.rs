@@ -38,7 +38,7 @@ fn down_stops_the_processes_of_every_host() {
 }
 
 #[test]
-fn a_background_system_is_announced_and_down_says_what_it_leaves() {
+fn a_background_system_is_announced_and_down_names_unsupervised_processes() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let (code, out, err) = machine.apply(&[]);

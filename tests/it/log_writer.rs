@@ -158,7 +158,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_full_disk_blocks_no_process_and_the_log_says_what_is_missing() {
+fn a_full_disk_blocks_no_process_and_the_log_has_the_number_of_dropped_bytes() {
     if !needs_root() {
         return;
     }

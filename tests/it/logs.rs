@@ -90,7 +90,7 @@ fn a_log_is_read_whole_or_from_the_end_or_since_a_time() {
 }
 
 #[test]
-fn a_log_that_cannot_be_read_says_why() {
+fn an_unreadable_log_has_a_reason() {
     let system = System::new();
     let unknown = read(&system.server, "none", "").expect_err("no process");
     assert!(unknown.starts_with("unknown_process: "), "{unknown}");

@@ -63,7 +63,7 @@ fn a_browser_logs_in_with_a_form_and_has_a_session() {
 }
 
 #[test]
-fn a_form_of_another_site_logs_nobody_in() {
+fn a_form_of_another_site_opens_no_session() {
     let site = Site::new(&[]);
     let (csrf, cookie) = site.form();
     let (other, _) = site.form();

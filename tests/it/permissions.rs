@@ -33,7 +33,7 @@ fn ended(args: &[&str], here: &Path) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_another_user_can_change_is_refused_with_the_command_that_corrects_it() {
+fn files_that_another_user_can_change_are_refused_with_the_command_that_corrects_them() {
     let Some(user) = test_user() else { return };
     let tree = Tree::new(&[("apps.yaml", APPS), ("tokens", "* token\n"), ("token", "token\n")]);
     let here = tree.path();

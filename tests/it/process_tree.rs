@@ -180,7 +180,7 @@ fn workers(system: &System) -> Vec<u32> {
 }
 
 #[test]
-fn a_stop_ends_the_whole_tree_and_says_what_it_killed() {
+fn a_stop_ends_the_whole_tree_and_names_killed_processes() {
     if !needs("python3") || !needs_root() {
         return;
     }

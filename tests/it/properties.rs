@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use abide::manifest::document::Document;
 use abide::manifest::{Limits, load_text, print};
 use abide::model::{Effect, Field, OnChange, Spec};
-use abide::reconcile::effect::{base_effect, effect_of, revision, table};
+use abide::reconcile::spec_effects::{base_effect, effect_of, revision, table};
 use proptest::prelude::*;
 
 use crate::fixtures::documents::*;

@@ -166,7 +166,7 @@ fn a_secret_that_a_command_prints_is_masked_in_every_message() {
 }
 
 #[test]
-fn a_returned_digest_stands_for_the_known_value() {
+fn a_returned_digest_selects_the_stored_value() {
     let system = system();
     std::fs::write(system.path("m/api.yaml"), manifest(&system, OLD, "")).expect("a file");
     let (code, out, err) = run(&system, &["apply", "m", "--yes"]);

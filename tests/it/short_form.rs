@@ -8,7 +8,7 @@ use abide::manifest::document::{
 };
 use abide::manifest::{Limits, Loaded, forms, load_text, print};
 use abide::model::{AutoType, Spec, StartMode};
-use abide::reconcile::effect::revision;
+use abide::reconcile::spec_effects::revision;
 use proptest::option::of;
 use proptest::prelude::*;
 use serde_json::Value;

@@ -149,7 +149,7 @@ fn without_expectations_a_lagging_list_starts_it_twice() {
 }
 
 #[test]
-fn it_converges_after_random_faults() {
+fn a_fleet_converges_after_random_faults() {
     for seed in 0..20 {
         for dialect in Dialect::ALL {
             let lag = if matches!(dialect, Dialect::Abide | Dialect::Job) { 0 } else { LAG };

@@ -53,7 +53,7 @@ macro_rules! every_engine {
 }
 
 every_engine!(
-    what_is_written_can_be_read,
+    a_written_value_can_be_read,
     a_transaction_is_all_or_nothing,
     compare_and_write_lets_one_of_many_win,
     ranges_come_in_pages_and_in_order,
@@ -68,7 +68,7 @@ pub async fn value(store: &impl Store, key: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&entry.value).into_owned())
 }
 
-async fn what_is_written_can_be_read(store: impl Store) {
+async fn a_written_value_can_be_read(store: impl Store) {
     assert_eq!(store.get("a").await.expect("a read"), None);
     let Ok(TxnOutcome::Written(first)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
     let entry = store.get("a").await.expect("a read").expect("it is there");

@@ -87,7 +87,7 @@ fn data_of_another_type_is_quoted_as_well() {
 
 /// An operation whose answer is a page may have run: its step is checked and says what came.
 #[test]
-fn a_step_says_which_answer_came_instead_of_a_result() {
+fn the_message_of_a_step_contains_the_unreadable_answer() {
     let nothing = r#"{"result": true, "code": 0, "message": "", "data": {"count": 0, "proc_infos": []}}"#;
     let alive = r#"{"result": true, "code": 0, "message": "",
         "data": {"0:10.0.0.1": {"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_agent_alive": 1, "version": "2"}}}"#;

@@ -433,7 +433,7 @@ fn end(child: Option<KillOnDrop>) {
 
 /// It crashed while no one supervised it, and was hosted afterwards: the old version waits for its next start.
 #[test]
-fn what_the_old_version_would_not_have_launched_is_not_launched() {
+fn processes_that_the_old_version_would_not_launch_are_not_launched() {
     let mut pair = GatewayAndAgent::new();
     pair.start_gateway(&old());
     pair.start_agent(&old());

@@ -52,7 +52,7 @@ fn requests_round_trip() {
     // From the example, through the model, to a body, and back: the same wish.
     let request = request(fixture(include_str!("fixtures/gse_operate_proc.json")));
     let spec = request.spec().expect("a spec").expect("there is one");
-    let subject = abide::gse::Subject {
+    let subject = abide::gse::BodyContent {
         key: request.process().expect("a name"),
         hosts: request.targets().expect("hosts"),
         state: State::Running,

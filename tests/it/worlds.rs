@@ -41,7 +41,7 @@ fn one_execution_converges_and_planning_again_is_empty() {
 }
 
 #[test]
-fn every_step_changes_something_and_pids_stay_where_the_plan_says_so() {
+fn every_step_changes_something_and_pids_stay_as_planned() {
     in_every_world(|world| {
         let plan = world.plan();
         for step in world.order(&plan) {
@@ -78,7 +78,7 @@ fn after_any_prefix_exactly_the_rest_is_planned() {
 }
 
 #[test]
-fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
+fn unknown_foreign_held_and_protected_instances_get_no_step() {
     in_every_world(|world| {
         let (plan, look) = (world.plan(), world.observe());
         let held: BTreeSet<&InstanceKey> = plan.held.iter().map(|held| &held.instance).collect();
@@ -176,7 +176,7 @@ fn budgets_hold_over_the_whole_plan() {
 }
 
 #[test]
-fn every_step_says_why_and_names_a_real_difference() {
+fn every_step_has_a_reason_that_is_a_real_difference() {
     in_every_world(|world| {
         let (plan, look) = (world.plan(), world.observe());
         for step in plan.steps() {

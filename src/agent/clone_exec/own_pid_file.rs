@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_pid_file_is_left() {
+    fn a_file_that_is_not_a_pid_file_is_not_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let here = folder.path();
         std::fs::write(here.join("text"), "a text\n").expect("a file");

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{InstanceTask, OpReply, failed};
+use crate::agent::captured_output::CapturedOutput;
 use crate::agent::cgroup::Cgroup;
 use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{self, ExitRecord, ExitRecordError, kill_group};
-use crate::agent::output::Output;
 use crate::agent::sandbox::{LaunchSandbox, MainProcess};
 use crate::agent::spawn::{CommandExit, SpecCommand, run};
 use crate::agent::state::state_key;
@@ -111,7 +111,7 @@ impl InstanceTask {
         mut program: SpecCommand<'_>,
         group: Option<Cgroup>,
         after_kill: AfterKill,
-    ) -> Result<(CommandExit, Option<Output>), AgentError> {
+    ) -> Result<(CommandExit, Option<CapturedOutput>), AgentError> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
         if !self.unwritten.exit_records.iter().any(|known| known == id) {

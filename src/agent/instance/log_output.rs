@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::{InstanceTask, OpReply, failed};
+use crate::agent::captured_output::{CapturedOutput, OutputError};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::log_writer::{self, LogOpening, LogWriterError, OutputPipe, WriterConfig};
 use crate::agent::masking::SecretTexts;
-use crate::agent::output::{Output, OutputError};
 use crate::agent::proc_scan;
 use crate::agent::process::{ProcessHandle, ProcessIdentity};
 use crate::agent::process_files::has_log;
@@ -124,7 +124,7 @@ impl InstanceTask {
             (Some(log), None) => Sink::Log(log.clone()),
             (None, _) if !is_resident => self.store_output(launch_id, rights.account().uid()),
             (None, _) if captures => {
-                let output = Output::new(rights.account().uid()).map_err(wrong)?;
+                let output = CapturedOutput::new(rights.account().uid()).map_err(wrong)?;
                 let descriptor = output.descriptor().map_err(wrong)?;
                 self.output = Some(output);
                 Sink::File(descriptor)

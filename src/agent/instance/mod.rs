@@ -46,10 +46,10 @@ pub use self::command_queue::{CommandReceiver, CommandSender, QueueState, comman
 pub use self::log_output::PipeRecord;
 use self::log_output::ProcessOutput;
 use self::monitor::Monitors;
+use super::captured_output::CapturedOutput;
 use super::checks::CheckResult;
 use super::context::AgentContext;
 use super::figures::FigureSlot;
-use super::output::Output;
 use super::process::{LaunchedProcess, ProcessHandle};
 use super::recovery::Resumption;
 use super::restart_policy::{Phase, RestartEvent, RestartSeries};
@@ -93,7 +93,7 @@ pub struct InstanceTask {
     launches: LaunchSchedule,
     monitors: Box<Monitors>,
     /// Captured output of start_cmd, which a daemon may still write to, or of a foreground process without a log.
-    output: Option<Output>,
+    output: Option<CapturedOutput>,
     process_output: ProcessOutput,
     pub(super) progress: OperationProgress,
     pid_file: PidFileState,
@@ -220,7 +220,8 @@ impl InstanceTask {
         in_effect.iter().for_each(|owned| shared.logs.set(&key, &owned.spec));
         // A process that the agent did not launch has no output of the agent.
         let launched = state.run.as_ref().filter(|run| !run.incarnation.is_empty() || run.output.is_some());
-        let output = launched.zip(handle.as_ref()).and_then(|(run, handle)| Output::of(handle, run.output));
+        let output =
+            launched.zip(handle.as_ref()).and_then(|(run, handle)| CapturedOutput::of(handle, run.output));
         let monitors = Box::default();
         let figures = shared.resources.figures.add(&key);
         let ClockReading { wall, passed } = read_clocks();
@@ -290,7 +291,7 @@ impl InstanceTask {
                 }
                 TaskEvent::Timer(TimerEvent::TrimOutput) => {
                     self.monitors.due.trim = None;
-                    self.output.iter().for_each(Output::forget);
+                    self.output.iter().for_each(CapturedOutput::forget);
                 }
                 TaskEvent::Timer(TimerEvent::ForgetStart) => self.report(),
             }

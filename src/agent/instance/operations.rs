@@ -8,9 +8,9 @@ use super::history::ExitCause;
 use super::hooks::after_start;
 use super::launch::{LaunchChecks, has_pid_file_of_agent};
 use super::{InstanceTask, Monitors, OpReply, done, failed, runs_after_relaunch};
+use crate::agent::captured_output::CapturedOutput;
 use crate::agent::cgroup::Cgroup;
 use crate::agent::fresh_id;
-use crate::agent::output::Output;
 use crate::agent::process::{ProcessHandle, boot_id};
 use crate::agent::restart_policy::{RestartEvent, RestartSeries};
 use crate::agent::state::{LaunchIntent, ProcessRun, intent_key};
@@ -187,7 +187,7 @@ impl InstanceTask {
         }
         let hook_due = by.is_none() && runs_after_relaunch(&owned.spec);
         let (identity, live) = (process.identity.clone(), owned.clone());
-        let output = self.output.as_ref().and_then(Output::inode);
+        let output = self.output.as_ref().and_then(CapturedOutput::inode);
         let log = self.process_output.record();
         self.state.run = Some(ProcessRun {
             identity,

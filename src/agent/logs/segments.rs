@@ -6,11 +6,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::since;
+use crate::clock;
 
 /// Bytes that a tail searches backwards. A longer tail begins there.
 const MAX_TAIL_BYTES: u64 = 64 << 20;
@@ -45,7 +45,7 @@ impl Segment {
     pub fn of_file(file: File) -> io::Result<Segment> {
         let meta = file.metadata()?;
         let id = SegmentId::File(meta.dev(), meta.ino());
-        let modified = milliseconds(meta.modified()?);
+        let modified = clock::of_file(meta.modified()?).0;
         Ok(Segment { id, start: 0, len: meta.len(), modified, is_closed: false, file })
     }
 
@@ -74,11 +74,6 @@ impl Segment {
         piece.truncate(filled);
         Ok(piece)
     }
-}
-
-fn milliseconds(time: SystemTime) -> i64 {
-    let passed = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(passed.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A position in one part of a log: the end of the last line that was read.

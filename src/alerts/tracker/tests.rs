@@ -153,7 +153,7 @@ fn a_restart_sends_nothing_again_and_recoveries_that_it_missed() {
 }
 
 #[test]
-fn what_was_sent_and_not_stored_outlives_a_load() {
+fn sent_incidents_that_are_not_stored_survive_a_load() {
     let mut route = Route::default();
     let sick = active(&[(Unhealthy, "web/api", 1), (Failed, "web/db", 1)]);
     route.step(0, &sick);
@@ -199,7 +199,7 @@ fn an_unwell_process_has_not_recovered() {
 }
 
 #[test]
-fn what_changes_while_a_message_is_in_flight_is_sent_later() {
+fn changes_during_a_delivery_are_sent_later() {
     let mut route = Route::default();
     let sick = active(&[(Unhealthy, "web/api", 1)]);
     route.tracker.observe(&route.rules, &sick, at(0));

@@ -333,7 +333,7 @@ fn job_call(item: &Item) -> JobApi {
 
 fn job_process(items: &[&Item], api: JobApi) -> Option<JobProcess> {
     let first = items.first()?;
-    let subject = gse::Subject {
+    let subject = gse::BodyContent {
         key: first.process(),
         hosts: items.iter().map(|item| item.host.clone()).collect(),
         state: State::Running,

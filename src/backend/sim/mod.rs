@@ -280,7 +280,7 @@ impl Inner {
         self.dead.iter().map(|host| (host.clone(), "the agent does not respond".to_owned())).collect()
     }
 
-    fn look(&mut self) -> Observed {
+    fn list(&mut self) -> Observed {
         let as_of = self.now.before_secs(self.faults.lag_secs);
         let (_, rows) = self
             .history
@@ -346,12 +346,12 @@ impl Backend for Sim {
     }
 
     async fn observe(&self, _scope: &Scope) -> Result<Observed, BackendError> {
-        Ok(self.inner().look())
+        Ok(self.inner().list())
     }
 
     async fn follow(&self, _scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {
         let mut inner = self.inner();
-        let observed = inner.look();
+        let observed = inner.list();
         if !inner.stream.is_offered {
             return Ok((observed, None));
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cli::args::ConvertArgs;
 use crate::cli::output::print::{self, Printer};
 use crate::cli::{Exit, Failure};
-use crate::gse::{self, Dialect, JobBody, Loss, Subject};
+use crate::gse::{self, BodyContent, Dialect, JobBody, Loss};
 use crate::import::convert::{self, Body};
 use crate::manifest::document::Document;
 use crate::manifest::{self, Loaded, Problem};
@@ -88,7 +88,7 @@ fn documents(bodies: Vec<Body<JobBody>>, args: &ConvertArgs, printer: &Printer) 
             }
             Body::Job(job) => {
                 any_body = true;
-                let (subjects, notes) = job.subjects(args.job_api.unwrap_or_else(|| job.api()));
+                let (subjects, notes) = job.contents(args.job_api.unwrap_or_else(|| job.api()));
                 notes.iter().for_each(|note| printer.warning(note));
                 documents
                     .extend(subjects.iter().map(|s| manifests::process(&s.key, &s.hosts, s.state, &s.spec)));
@@ -125,19 +125,19 @@ fn to_bodies(
 }
 
 /// Groups instances that differ only in their host: they share one body.
-fn subjects(loaded: &Loaded) -> Vec<Subject> {
+fn subjects(loaded: &Loaded) -> Vec<BodyContent> {
     let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &DesiredInstance)>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
         by_process.entry(key.process()).or_default().push((key, want));
     }
-    let mut subjects: Vec<Subject> = Vec::new();
+    let mut subjects: Vec<BodyContent> = Vec::new();
     for (key, wants) in by_process {
         let first = subjects.len();
         for (_, want) in wants {
-            let same = |s: &&mut Subject| s.state == want.origin.state && s.spec == **want.spec;
+            let same = |s: &&mut BodyContent| s.state == want.origin.state && s.spec == **want.spec;
             match subjects[first..].iter_mut().find(same) {
                 Some(subject) => subject.hosts.push(want.host.clone()),
-                None => subjects.push(Subject {
+                None => subjects.push(BodyContent {
                     key: key.clone(),
                     hosts: vec![want.host.clone()],
                     state: want.origin.state,

@@ -25,20 +25,20 @@ use crate::model::{SyncStatus, Time};
 #[derive(Debug, clap::Args)]
 pub struct DescribeArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DESCRIBE_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
-        warn_not_running(&args.whom.target, printer)?;
+    let Some(live) = args.instances.target.connect(LocalStart::Never)? else {
+        warn_not_running(&args.instances.target, printer)?;
         return Ok(nothing(args, None, printer));
     };
-    let facts = runtime()?.block_on(InstanceFacts::read(&live, &args.whom))?;
+    let facts = runtime()?.block_on(InstanceFacts::read(&live, &args.instances))?;
     if facts.rows.is_empty() {
-        let named: Vec<_> = args.whom.names().map(|name| name.namespace.clone()).collect();
+        let named: Vec<_> = args.instances.names().map(|name| name.namespace.clone()).collect();
         runtime()?.block_on(live.check_namespaces(&named))?;
         return Ok(nothing(args, live.list_note(), printer));
     }
@@ -68,7 +68,7 @@ pub fn run(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
 
 /// Reports that the target has no such process. A reading verb exits with 0 then.
 fn nothing(args: &DescribeArgs, note: Option<String>, printer: &Printer) -> Exit {
-    no_match(&args.whom, note).iter().for_each(|line| printer.info(line));
+    no_match(&args.instances, note).iter().for_each(|line| printer.info(line));
     if args.output == PlainForm::Json {
         printer.data("[]\n");
     }

@@ -105,7 +105,7 @@ fn drifted(input: &PlanInput) -> BTreeMap<&InstanceKey, Vec<&String>> {
     let is_drifted = |(key, want): (_, &'_ DesiredInstance)| {
         let seen = input.observed.instances.get(key).filter(|seen| !seen.specs.drifted_files.is_empty())?;
         let is_ours = seen.owner.as_deref() == Some(rules.owner.as_str());
-        let is_meant = rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels);
+        let is_meant = rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels);
         let files: Vec<&String> = drifted_files(seen, want).collect();
         (is_ours && is_meant && !files.is_empty()).then_some((key, files))
     };
@@ -245,7 +245,8 @@ fn body(difference: &Difference<'_>) -> String {
         text.push_str(&lines("", &[("name".to_owned(), Some(names.0), Some(names.1))]));
     }
     if state.0 != state.1 {
-        let old = Some(state.0.clone()).filter(|old| old != "absent");
+        // The word of the JSON is older than the term.
+        let old = Some(state.0.replace("guarded", "supervised")).filter(|old| old != "absent");
         text.push_str(&lines("", &[("state".to_owned(), old, Some(state.1.to_owned()))]));
     }
     if state.0 != "absent" && owner.0 != Some(owner.1) && want.is_some() {

@@ -10,7 +10,7 @@ use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
 use crate::manifest::grammar::{self, Entry, Requirement, Section};
 use crate::manifest::{self, Code, did_you_mean};
 use crate::model::{Effect, Field, ProcessKey, StartMode};
-use crate::reconcile::effect::base_effect;
+use crate::reconcile::spec_effects::base_effect;
 
 pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(field) = &args.field else {

@@ -38,7 +38,7 @@ pub fn run(args: &ExportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut indexes: HashMap<(ProcessKey, &str, _), usize> = HashMap::new();
     let mut unknown = 0;
     for (key, seen) in &observed.instances {
-        if !selection.means(key, declared.of(key), &seen.labels) {
+        if !selection.selects(key, declared.of(key), &seen.labels) {
             continue;
         }
         let Some(spec) = seen.specs.registered.spec() else {

@@ -180,7 +180,7 @@ async fn rows(
     };
     let is_meant = |row: &TargetProcess| {
         let key = row.instance();
-        selection.is_everything() || selection.means(key, names.of(key), row.labels())
+        selection.is_everything() || selection.selects(key, names.of(key), row.labels())
     };
     let rows: Vec<Value> = match args.kind {
         Kind::Processes | Kind::Orphans => {
@@ -208,7 +208,7 @@ async fn rows(
         }
         Kind::Hosts => {
             let all = live.hosts(&live.observe_with(namespaces).await?).await?;
-            let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
+            let meant = all.into_iter().filter(|row| selection.selects_host(&row.host));
             // A gateway of another version may omit the number.
             let counted = |row: HostEntry| HostEntry { processes: Some(row.processes.unwrap_or(0)), ..row };
             meant.map(counted).map(value).collect()
@@ -235,7 +235,7 @@ async fn holds(
         None => BTreeMap::new(),
     };
     let labels = |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
-    let is_selected = |key: &InstanceKey| selection.means(key, names.of(key), &labels(key));
+    let is_selected = |key: &InstanceKey| selection.selects(key, names.of(key), &labels(key));
     let meant = |hold: &Hold| is_selected(&hold.instance);
     let holds = holds.iter().filter(|hold| meant(hold)).map(HoldRow::from);
     // A pause of the whole target applies to every selected namespace.

@@ -26,7 +26,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 #[command(after_help = "Example:\n  abide own web/api --from default --to web-team")]
 pub struct OwnArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     /// Current owner
     #[arg(long, value_name = "NAME", env = "ABIDE_OWN_FROM")]
     pub from: String,
@@ -39,13 +39,13 @@ pub fn run(args: &OwnArgs, printer: &Printer) -> Result<Exit, Failure> {
     if args.from == args.to || args.to.is_empty() {
         return Err(Failure::new(Exit::Usage, "--from and --to must be two owners"));
     }
-    let live = args.whom.target.connect_or_start(printer)?;
+    let live = args.instances.target.connect_or_start(printer)?;
     runtime()?.block_on(own(args, &live, printer))
 }
 
 async fn own(args: &OwnArgs, live: &ConnectedTarget, printer: &Printer) -> Result<Exit, Failure> {
     let observed = observe_all(live).await?.remembered();
-    let selected = select_instances(&args.whom, &observed, live).await?;
+    let selected = select_instances(&args.instances, &observed, live).await?;
     let selected: Vec<&InstanceKey> = selected.into_iter().map(|(key, _)| key).collect();
     let transfer = Transfer {
         from: &args.from,

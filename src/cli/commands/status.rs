@@ -122,9 +122,9 @@ impl StatusView {
             let none = BTreeMap::new();
             statuses.retain(|key, _| {
                 let labels = observed.instances.get(key).map_or(&none, |seen| &seen.labels);
-                selection.means(key, declared.of(key), labels)
+                selection.selects(key, declared.of(key), labels)
             });
-            observed.instances.retain(|key, seen| selection.means(key, declared.of(key), &seen.labels));
+            observed.instances.retain(|key, seen| selection.selects(key, declared.of(key), &seen.labels));
         }
         // The observed state takes precedence over the manifest's reason.
         let mut wrong: BTreeMap<InstanceKey, String> = statuses

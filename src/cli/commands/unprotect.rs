@@ -20,14 +20,14 @@ use crate::observe::Target;
 #[derive(Debug, clap::Args)]
 pub struct UnprotectArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     /// Reason to record in the history
     #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
     pub reason: String,
 }
 
 pub fn run(args: &UnprotectArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect_or_start(printer)?;
+    let live = args.instances.target.connect_or_start(printer)?;
     runtime()?.block_on(async {
         let broken = |error: crate::store::Error| live.failure(&error);
         let protected = protections::read(&live.state).await.map_err(broken)?;
@@ -40,14 +40,14 @@ pub fn run(args: &UnprotectArgs, printer: &Printer) -> Result<Exit, Failure> {
             protected.keys().chain(labelled.map(|(key, _)| key)).filter(|key| !is_ended(key)).collect();
         let recorded = protected.iter().copied().collect();
         let known = KnownNames { declared: &declared, observed: &observed, recorded };
-        if let Some(one) = args.whom.processes.iter().find(|one| !known.has(one)) {
+        if let Some(one) = args.instances.processes.iter().find(|one| !known.has(one)) {
             return Err(known.unknown(one, &live.name));
         }
-        let selection = args.whom.select.selection();
+        let selection = args.instances.select.selection();
         let none = Default::default();
         let is_meant = |key: &&InstanceKey| {
             let labels = observed.instances.get(*key).map_or(&none, |seen| &seen.labels);
-            declared.means(&args.whom, &selection, key, labels)
+            declared.selects(&args.instances, &selection, key, labels)
         };
         let ended: Vec<InstanceKey> = protected.into_iter().filter(is_meant).cloned().collect();
         // Elsewhere a label may protect the process, also one that the last list did not show.

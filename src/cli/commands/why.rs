@@ -26,17 +26,17 @@ use crate::model::{InstanceKey, SyncStatus, Time};
 #[command(after_help = "Examples:\n  abide why web/api\n  abide why web/api@10.0.0.1 -o json")]
 pub struct WhyArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_WHY_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 pub fn run(args: &WhyArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect(LocalStart::Never)?;
+    let live = args.instances.target.connect(LocalStart::Never)?;
     let stories = match &live {
         None => {
-            warn_not_running(&args.whom.target, printer)?;
+            warn_not_running(&args.instances.target, printer)?;
             Vec::new()
         }
         Some(live) => runtime()?.block_on(stories(live, args, printer))?,
@@ -46,7 +46,7 @@ pub fn run(args: &WhyArgs, printer: &Printer) -> Result<Exit, Failure> {
     }
     if stories.is_empty() {
         let note = live.as_ref().and_then(ConnectedTarget::list_note);
-        no_match(&args.whom, note).iter().for_each(|line| printer.info(line));
+        no_match(&args.instances, note).iter().for_each(|line| printer.info(line));
     } else if args.output == PlainForm::Text {
         let now = now();
         printer.styled(&stories.iter().map(|story| render(story, now)).collect::<Vec<_>>().join("\n"));
@@ -59,7 +59,7 @@ async fn stories(
     args: &WhyArgs,
     printer: &Printer,
 ) -> Result<Vec<InstanceStory>, Failure> {
-    let facts = InstanceFacts::read(live, &args.whom).await?;
+    let facts = InstanceFacts::read(live, &args.instances).await?;
     facts.missing.iter().for_each(|message| printer.info(message));
     let mut stories = Vec::new();
     for row in &facts.rows {

@@ -16,11 +16,11 @@ const MAX_QUEUED_BYTES: usize = 1 << 20;
 /// Maximum wait at exit for a reader that reads nothing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-static QUEUE: Queue = Queue { waiting: Mutex::new(QueueState::EMPTY), news: Condvar::new() };
+static QUEUE: Queue = Queue { waiting: Mutex::new(QueueState::EMPTY), changed: Condvar::new() };
 
 struct Queue {
     waiting: Mutex<QueueState>,
-    news: Condvar,
+    changed: Condvar,
 }
 
 struct QueueState {
@@ -108,9 +108,9 @@ fn write_loop() {
                 let _ = std::io::stderr().write_all(&text);
                 queue = lock_queue();
                 (queue.busy, queue.written) = (false, queue.written + 1);
-                QUEUE.news.notify_all();
+                QUEUE.changed.notify_all();
             }
-            None => queue = QUEUE.news.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            None => queue = QUEUE.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner()),
         }
     }
 }
@@ -120,7 +120,7 @@ pub fn write(text: &[u8]) {
     let mut queue = lock_queue();
     if queue.has_writer {
         queue.push(text);
-        QUEUE.news.notify_all();
+        QUEUE.changed.notify_all();
         return;
     }
     drop(queue);
@@ -133,7 +133,7 @@ pub fn flush_queue() {
     while queue.busy || !queue.pieces.is_empty() {
         let before = queue.written;
         let is_still = |queue: &mut QueueState| queue.written == before;
-        let waited = QUEUE.news.wait_timeout_while(queue, DRAIN_TIMEOUT, is_still);
+        let waited = QUEUE.changed.wait_timeout_while(queue, DRAIN_TIMEOUT, is_still);
         let (now, waited) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         if waited.timed_out() {
             return;

@@ -49,7 +49,7 @@ impl ConnectedTarget {
         let own = AccessRequest { role: Some(role), owner, state_owner: owner, ..AccessRequest::default() };
         authorize(&grant, &own).map_err(|missing| self.missing(&missing))?;
         for (key, want) in &desired.instances {
-            if !rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+            if !rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels) {
                 continue;
             }
             let (namespace, host) = (Some(key.namespace.as_str()), Some(&key.host));

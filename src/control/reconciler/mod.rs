@@ -138,10 +138,10 @@ impl<'a, T: Target> Reconciler<'a, T> {
     async fn reconcile_once(&mut self, source: &mut Source) -> Result<Option<Arc<PassResult>>, PassError> {
         let context = self.context;
         self.report_source_error(source);
-        let was_news = self.resolver.restore_last_good(context, source).await;
+        let has_changed = self.resolver.restore_last_good(context, source).await;
         let read = source.read(context.state()).await?;
         let Some(resolved) = self.resolver.resolve(context, read).await? else { return Ok(None) };
-        self.resolver.report_source(context, &resolved, read, &self.current.revision, was_news);
+        self.resolver.report_source(context, &resolved, read, &self.current.revision, has_changed);
         self.set_revision(&resolved.manifests).await;
         if !resolved.chosen.is_known {
             return Ok(None);

@@ -13,7 +13,7 @@ use crate::control::spec_history::HistorySearch;
 use crate::control::{HoldsAndPauses, PassResult, Target};
 use crate::engine::other_sources::DeclaredElsewhere;
 use crate::engine::protections::{self, Protections};
-use crate::engine::rollouts;
+use crate::engine::rollout_records;
 use crate::manifest::provenance;
 use crate::model::{HoldReason, InstanceKey, Plan};
 use crate::observe::{Observation, StablePlanInputs};
@@ -41,10 +41,10 @@ impl<T: Target> Reconciler<'_, T> {
         self.holds = Some(holds.clone());
         let decided = async {
             let exceptions = self.prune_exceptions().await?;
-            Ok::<_, Error>((exceptions, rollouts::read(context.state(), context.owner()).await?))
+            Ok::<_, Error>((exceptions, rollout_records::read(context.state(), context.owner()).await?))
         };
         let ((protections, elsewhere), decisions) = match decided.await {
-            Ok((exceptions, records)) => (exceptions, rollouts::progress(&records)),
+            Ok((exceptions, records)) => (exceptions, rollout_records::progress(&records)),
             Err(why) => {
                 self.observed_cache.put_back(Arc::new(world.observed));
                 return Err(why.into());
@@ -68,7 +68,9 @@ impl<T: Target> Reconciler<'_, T> {
         let plan =
             world.plan_until_stable(&inputs, context.target.backend(), &search, &mut self.old_specs).await;
         // The next pass repeats a failed write.
-        if let Err(error) = rollouts::record_pauses(context.state(), context.owner(), &plan.pauses).await {
+        if let Err(error) =
+            rollout_records::record_pauses(context.state(), context.owner(), &plan.pauses).await
+        {
             tracing::warn!(%error, "cannot record the pause of a rollout");
         }
         Ok(self.finish_plan(manifests, world, rules, &backing_off, plan))

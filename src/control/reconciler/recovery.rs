@@ -81,7 +81,7 @@ impl Recovery {
         let owner = context.owner();
         let mut left = journal::unfinished(context.state(), owner).await?;
         left.retain(|(key, _)| {
-            let is_ours = in_flight.run_ids().any(|run| journal::is_of(key, owner, run));
+            let is_ours = in_flight.run_ids().any(|run| journal::belongs_to_run(key, owner, run));
             !is_ours && (self.is_due() || !self.open.contains_key(key))
         });
         Ok(left)

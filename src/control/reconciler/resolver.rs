@@ -70,7 +70,7 @@ impl RevisionResolver {
             return false;
         }
         let state = context.state();
-        let (lacks, is_news) = match source.read(state).await {
+        let (lacks, has_changed) = match source.read(state).await {
             Ok(Some(reading)) => (reading.has_unknown_files, reading.changed_since_last),
             Ok(None) | Err(_) => (false, false),
         };
@@ -83,7 +83,7 @@ impl RevisionResolver {
                 Err(_) => self.has_recalled = false,
             }
         }
-        is_news
+        has_changed
     }
 
     /// The revision of a pass; `None`: no manifests are known yet. A pin applies even before the source was read.
@@ -126,7 +126,7 @@ impl RevisionResolver {
         resolved: &ResolvedRevision<'_>,
         source: Option<&SourceState>,
         last: &ManifestRevision,
-        was_news: bool,
+        has_changed: bool,
     ) {
         let (manifests, chosen) = (&*resolved.manifests, &resolved.chosen);
         if manifests.revision != *last || manifests.changed_since_last {
@@ -137,7 +137,7 @@ impl RevisionResolver {
         let had_problems = std::mem::replace(&mut self.has_problems, has_problems);
         // Problems of the source are reported even while another revision is active.
         if let Some(reading) = source.filter(|_| chosen.from != RevisionOrigin::Source)
-            && (reading.changed_since_last || was_news)
+            && (reading.changed_since_last || has_changed)
             && (has_problems || had_problems)
         {
             context.events.emit(ControllerEvent::Problems { reading });

@@ -151,14 +151,14 @@ pub struct StatusBoard {
     pub began: Time,
     inner: Mutex<Inner>,
     /// The newest number, for followers to wait on. `None`: there will be no more.
-    news: watch::Sender<Option<u64>>,
+    newest: watch::Sender<Option<u64>>,
 }
 
 struct Inner {
     known: ControllerStatus,
     notes: VecDeque<Arc<LogEntry>>,
     /// Something happened since everything was as wanted.
-    news: bool,
+    has_changed: bool,
     not_converging: BTreeSet<InstanceKey>,
 }
 
@@ -184,8 +184,9 @@ impl StatusBoard {
             last_tick: Instant::now(),
             number,
         };
-        let inner = Inner { known, notes: VecDeque::new(), news: true, not_converging: BTreeSet::new() };
-        StatusBoard { subject, began, inner: Mutex::new(inner), news: watch::Sender::new(Some(number)) }
+        let inner =
+            Inner { known, notes: VecDeque::new(), has_changed: true, not_converging: BTreeSet::new() };
+        StatusBoard { subject, began, inner: Mutex::new(inner), newest: watch::Sender::new(Some(number)) }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -222,12 +223,12 @@ impl StatusBoard {
 
     /// Receiver to wait for entries.
     pub fn subscribe(&self) -> watch::Receiver<Option<u64>> {
-        self.news.subscribe()
+        self.newest.subscribe()
     }
 
     /// Ends all followers.
     pub fn close(&self) {
-        self.news.send_replace(None);
+        self.newest.send_replace(None);
     }
 
     /// Logs a request.
@@ -256,7 +257,7 @@ impl StatusBoard {
             change(&mut inner);
             inner.known.number
         };
-        self.news.send_if_modified(|last| match last {
+        self.newest.send_if_modified(|last| match last {
             Some(last) if *last != number => {
                 *last = number;
                 true
@@ -271,16 +272,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_are_numbered_and_who_is_too_slow_is_told() {
+    fn entries_are_numbered_and_a_slow_reader_gets_a_gap() {
         let board = StatusBoard::new(ControllerInfo::default());
         let begin = board.status().number;
         assert!(board.entries_after(begin, 10).notes.is_empty() && !board.entries_after(begin, 10).missed);
-        let mut news = board.subscribe();
+        let mut newest = board.subscribe();
         for nth in 0..MAX_ENTRIES + 5 {
             board.record(&ControllerEvent::Failure { why: &format!("trouble {nth}") });
         }
-        assert!(news.has_changed().is_ok_and(|changed| changed));
-        assert_eq!(*news.borrow_and_update(), Some(begin + MAX_ENTRIES as u64 + 5));
+        assert!(newest.has_changed().is_ok_and(|changed| changed));
+        assert_eq!(*newest.borrow_and_update(), Some(begin + MAX_ENTRIES as u64 + 5));
         let all = board.entries_after(begin, usize::MAX);
         assert!(all.missed && all.notes.len() == MAX_ENTRIES);
         let last = board.entries_after(begin + MAX_ENTRIES as u64 + 3, usize::MAX);
@@ -289,11 +290,11 @@ mod tests {
         assert_eq!(titles, ["trouble 1003", "trouble 1004"]);
         assert!(board.entries_after(u64::MAX, 10).notes.is_empty(), "numbers of another run");
         board.record(&ControllerEvent::Failure { why: "trouble 1004" });
-        assert!(!news.has_changed().is_ok_and(|changed| changed), "a repeated failure is not logged");
+        assert!(!newest.has_changed().is_ok_and(|changed| changed), "a repeated failure is not logged");
     }
 
     #[test]
-    fn a_loop_that_stands_still_is_noticed() {
+    fn a_stuck_loop_is_detected() {
         let board = StatusBoard::new(ControllerInfo::default());
         let (short, long) = (Duration::from_secs(5), Duration::from_secs(600));
         assert!(board.is_ticking(short, long));

@@ -94,7 +94,7 @@ impl Inner {
             ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
             ControllerEvent::Failure { why } => self.on_failure(why),
             ControllerEvent::Idle { settled, held } => {
-                if std::mem::take(&mut self.news) {
+                if std::mem::take(&mut self.has_changed) {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
                     let word = if *held > 0 { "at rest" } else { "converged" };
                     let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
@@ -171,7 +171,7 @@ impl Inner {
             errors: errors(&reading.problems).len(),
         };
         if *revision != self.known.source.revision || reading.commit != self.known.source.commit {
-            self.news = true;
+            self.has_changed = true;
             let short = revision.short();
             let many = count(reading.desired.instances.len(), "instance");
             let commit =
@@ -280,7 +280,7 @@ impl Inner {
     }
 
     fn on_execution_finished(&mut self, ended: &[StepResult], took: Duration) {
-        self.news = true;
+        self.has_changed = true;
         self.known.work.in_flight = self.known.work.in_flight.saturating_sub(1);
         let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
         for one in ended.iter().filter(|one| one.outcome.is_well()) {

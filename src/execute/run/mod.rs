@@ -263,7 +263,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         }
         let is_begun = self.outcomes.begun.contains(&step.instance);
         if let Some(reason) =
-            self.terms.settings.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+            self.terms.settings.restraints.borrow().hold_reason(&step.instance, step.from.as_ref(), is_begun)
         {
             // Processes that depend on the skipped start are skipped, too.
             if step.op == Op::Start {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::request::loose_number;
-use super::{Dialect, Loss, Subject};
+use super::{BodyContent, Dialect, Loss};
 use crate::model::{
     AutoType, Control, Field, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
     Spec, State,
@@ -132,16 +132,16 @@ impl JobBody {
     }
 
     /// The processes that the body requests, and notes for the reader.
-    pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
+    pub fn contents(&self, api: Api) -> (Vec<BodyContent>, Vec<String>) {
         self.read(api, true)
     }
 
     /// The same for callers that identify processes by path: names may be repeated.
-    pub fn places(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
+    pub fn contents_by_path(&self, api: Api) -> (Vec<BodyContent>, Vec<String>) {
         self.read(api, false)
     }
 
-    fn read(&self, api: Api, apart: bool) -> (Vec<Subject>, Vec<String>) {
+    fn read(&self, api: Api, apart: bool) -> (Vec<BodyContent>, Vec<String>) {
         let mut notes = Vec::new();
         let namespace = self.namespace(&mut notes);
         let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty() && self.bk_biz_id.is_none());
@@ -159,7 +159,7 @@ impl JobBody {
             spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
             let state = state(api, self.op_type, spec.monitor.auto_type, &mut note);
             let key = ProcessKey { namespace: namespace.clone(), name };
-            let mut subject = Subject { key, hosts, state, spec };
+            let mut subject = BodyContent { key, hosts, state, spec };
             if call(&subject, None).0 != api {
                 subject.spec.labels.insert(API_LABEL.to_owned(), api.word().to_owned());
             }
@@ -319,7 +319,7 @@ impl JobProcess {
 }
 
 /// Bodies for processes: one per business and call, in process order. `api`: the call that the user chose.
-pub fn bodies(subjects: &[Subject], api: Option<Api>, losses: &mut Vec<Loss>) -> Vec<JobBody> {
+pub fn bodies(subjects: &[BodyContent], api: Option<Api>, losses: &mut Vec<Loss>) -> Vec<JobBody> {
     let mut bodies: Vec<JobBody> = Vec::new();
     // Per body head: the index of the body being filled, and its result keys.
     let mut open: HashMap<(String, Api), (usize, HashSet<String>)> = HashMap::new();
@@ -345,7 +345,7 @@ pub fn bodies(subjects: &[Subject], api: Option<Api>, losses: &mut Vec<Loss>) ->
 }
 
 /// A body without its processes.
-fn head(subject: &Subject, op_type: i64) -> JobBody {
+fn head(subject: &BodyContent, op_type: i64) -> JobBody {
     let mut body = JobBody { op_type: Some(op_type), ..JobBody::default() };
     let id = subject.key.namespace.as_str().strip_prefix(NAMESPACE);
     match (id, subject.spec.labels.get(SCOPE_LABEL)) {
@@ -360,7 +360,7 @@ fn head(subject: &Subject, op_type: i64) -> JobBody {
 }
 
 /// The result keys of a process in get_proc_result.
-fn result_keys(subject: &Subject) -> impl Iterator<Item = String> {
+fn result_keys(subject: &BodyContent) -> impl Iterator<Item = String> {
     let identity = &subject.spec.identity;
     let program = format!("{}/{}", identity.setup_path.trim_end_matches('/'), identity.proc_name);
     subject.hosts.iter().map(move |host| format!("{program}:{}", host.key))
@@ -368,7 +368,7 @@ fn result_keys(subject: &Subject) -> impl Iterator<Item = String> {
 
 /// The call and operation for a state: the user's choice, the label, else manage_proc where it supports everything. It
 /// supports no account but root, and requires an owner.
-fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
+fn call(subject: &BodyContent, chosen: Option<Api>) -> (Api, i64) {
     let root = subject.spec.identity.user.as_deref() == Some("root");
     let managed = root && subject.spec.job.proc_owner.is_some();
     let remembered = match subject.spec.labels.get(API_LABEL).map(String::as_str) {
@@ -391,11 +391,11 @@ fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
 }
 
 /// One entry of process_infos, without the list of unsupported parts.
-pub fn process_info(subject: &Subject, api: Api) -> JobProcess {
+pub fn process_info(subject: &BodyContent, api: Api) -> JobProcess {
     process(subject, api, &mut Vec::new())
 }
 
-fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
+fn process(subject: &BodyContent, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     let Spec { identity, control, resource, monitor, job, .. } = &subject.spec;
     let index = identity.value_key.as_deref().unwrap_or(&identity.proc_name);
     if !is_called(&subject.key.name, index) {
@@ -479,7 +479,7 @@ fn is_called(name: &Name, index: &str) -> bool {
 }
 
 /// The labels that a JOB body can represent.
-fn only_ours(subject: &Subject, field: Field) -> bool {
+fn only_ours(subject: &BodyContent, field: Field) -> bool {
     field == Field::Labels
         && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL || label == API_LABEL)
 }

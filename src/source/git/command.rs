@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_long_is_ended_with_everything_it_started() {
+    fn a_command_over_its_time_limit_is_killed_with_its_children() {
         let stop = Arc::new(AtomicBool::new(false));
         let program =
             GitCommand { mirror: "/".into(), timeout: Duration::from_secs(1), max_pack: u64::MAX, stop };

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_git_could_take_for_something_else_is_refused() {
+    fn an_address_or_name_that_git_could_misinterpret_is_refused() {
         for good in ["https://h/x", "ssh://git@h/x", "git@h:x.git", "h:x", "file:///x", "/x", "git://h/x"] {
             assert_eq!(url(good).as_deref(), Ok(good), "{good}");
         }

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_content_tells_what_kind_of_keys_a_file_holds() {
+    fn the_content_of_a_key_file_decides_its_kind() {
         for (text, kind) in [
             ("# who may\nann@example.org ssh-ed25519 AAAA", Some(Keys::Ssh)),
             ("ann namespaces=\"git\" ecdsa-sha2-nistp256 AAAA", Some(Keys::Ssh)),

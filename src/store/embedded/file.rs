@@ -47,7 +47,7 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         connection.pragma_update(None, "cache_size", -512)?;
         Ok(connection)
     };
-    open().map_err(|error| understand(error, file))
+    open().map_err(|error| store_error(error, file))
 }
 
 /// A connection that changes nothing.
@@ -78,21 +78,20 @@ pub(super) fn read_entry(
 pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error> {
     let shown = || file.display().to_string();
     let damaged = |what: String| Error::Corrupt { file: shown(), what };
-    let understood = |error: rusqlite::Error| understand(error, file);
+    let failed = |error: rusqlite::Error| store_error(error, file);
     let check: String =
-        connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(understood)?;
+        connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(failed)?;
     if check != "ok" {
         return Err(damaged(check));
     }
-    let version: i64 =
-        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(understood)?;
+    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
     let foreign: i64 = connection
         .query_row(
             "SELECT count(*) FROM sqlite_schema WHERE name NOT IN ('entry', 'log', 'log_number')",
             [],
             |row| row.get(0),
         )
-        .map_err(understood)?;
+        .map_err(failed)?;
     match version {
         VERSION_PLAIN | VERSION_UNSWEPT | VERSION_SEALED => Ok(()),
         0 if foreign == 0 => connection
@@ -106,7 +105,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
                  PRAGMA user_version = {VERSION_PLAIN};
                  COMMIT;"
             ))
-            .map_err(understood),
+            .map_err(failed),
         0 => Err(damaged("the database belongs to another program".to_owned())),
         version => Err(Error::TooNew { file: shown(), version }),
     }
@@ -205,9 +204,9 @@ impl From<rusqlite::Error> for DatabaseFileError {
 }
 
 impl DatabaseFileError {
-    pub(super) fn understand(self, file: &Path) -> Error {
+    pub(super) fn into_store_error(self, file: &Path) -> Error {
         match self {
-            DatabaseFileError::Sqlite(error) => understand(error, file),
+            DatabaseFileError::Sqlite(error) => store_error(error, file),
             DatabaseFileError::Entry(what) => Error::Corrupt { file: file.display().to_string(), what },
             DatabaseFileError::Key(keys) => Error::KeyMissing { file: file.display().to_string(), keys },
         }
@@ -215,7 +214,7 @@ impl DatabaseFileError {
 }
 
 /// Maps an SQLite error.
-pub(super) fn understand(error: rusqlite::Error, file: &Path) -> Error {
+pub(super) fn store_error(error: rusqlite::Error, file: &Path) -> Error {
     let shown = file.display().to_string();
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::Full,

@@ -14,8 +14,8 @@
 mod cache;
 mod file;
 mod high_water_mark;
+mod rewrite;
 mod seal;
-mod sweep;
 mod trim;
 mod writer;
 
@@ -28,11 +28,11 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::cache::{Cache, RecentChanges, beginning_with};
-use self::file::{connect, connect_to_read, data_version, logged, prepare, read_entry, understand};
+use self::file::{connect, connect_to_read, data_version, logged, prepare, read_entry, store_error};
 use self::high_water_mark::HighWaterMark;
+use self::rewrite::FileFormat;
+pub use self::rewrite::is_encrypted;
 use self::seal::Sealer;
-use self::sweep::FileFormat;
-pub use self::sweep::is_encrypted;
 pub use self::trim::{Trim, TrimChoice, print_set_aside};
 use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
@@ -103,9 +103,9 @@ impl Embedded {
 
     /// One value of a file that another process may have open exclusively. The file is not changed.
     pub fn read_value(file: &Path, keys: &KeySource, key: &str) -> Result<Option<Vec<u8>>, Error> {
-        let connection = connect_to_read(file).map_err(|error| understand(error, file))?;
+        let connection = connect_to_read(file).map_err(|error| store_error(error, file))?;
         let format = FileFormat::read(&connection, file, keys, false)?;
-        read_entry(&connection, &format.sealer, key).map_err(|fault| fault.understand(file))
+        read_entry(&connection, &format.sealer, key).map_err(|fault| fault.into_store_error(file))
     }
 
     fn open_as(file: &Path, mode: OpenMode<'_>) -> Result<Embedded, Error> {
@@ -123,7 +123,7 @@ impl Embedded {
         let reader = connect(file)?;
         let mut cache = Cache::default();
         cache.recent = (mode.log == ChangeLog::Kept).then(RecentChanges::default);
-        cache.load(&reader, &sealer).map_err(|fault| fault.understand(file))?;
+        cache.load(&reader, &sealer).map_err(|fault| fault.into_store_error(file))?;
         high_water_mark::check(file, marked, cache.last)?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(cache.last);
@@ -220,12 +220,12 @@ impl Shared {
             return Ok(());
         }
         let reader = lock(&self.reader);
-        let version = data_version(&reader).map_err(|error| understand(error, &self.file))?;
+        let version = data_version(&reader).map_err(|error| store_error(error, &self.file))?;
         if read(&self.cache).data_version == version {
             return Ok(());
         }
         let mut cache = self.cache.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        cache.catch_up(&reader, &self.sealer).map_err(|fault| fault.understand(&self.file))?;
+        cache.catch_up(&reader, &self.sealer).map_err(|fault| fault.into_store_error(&self.file))?;
         cache.data_version = version;
         self.last.send_if_modified(|last| std::mem::replace(last, cache.last) != cache.last);
         Ok(())
@@ -295,7 +295,7 @@ impl Store for Embedded {
                 None => {
                     let reader = lock(&self.shared.reader);
                     logged(&reader, &self.shared.sealer, prefix, after)
-                        .map_err(|fault| fault.understand(&self.shared.file))?
+                        .map_err(|fault| fault.into_store_error(&self.shared.file))?
                 }
             };
             match found {

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use rusqlite::{Connection, OptionalExtension, Transaction};
 use serde_json::{Value, json};
 
-use super::file::{DatabaseFileError, compact, last_number, understand};
+use super::file::{DatabaseFileError, compact, last_number, store_error};
 use super::seal::{HEAD, Sealer};
 use super::writer::{apply, log};
 use crate::clock;
@@ -40,7 +40,7 @@ pub(super) fn trim_file(
     sealer: &Sealer,
     trim: Trim<'_>,
 ) -> Result<(), Error> {
-    let failed = |error| understand(error, file);
+    let failed = |error| store_error(error, file);
     let mode = rusqlite::TransactionBehavior::Immediate;
     let transaction = connection.transaction_with_behavior(mode).map_err(failed)?;
     let choice = choose(&transaction, sealer, trim).map_err(failed)?;
@@ -50,7 +50,7 @@ pub(super) fn trim_file(
     if !choice.set_aside.is_empty() {
         set_aside(&transaction, file, sealer, &choice.set_aside)?;
     }
-    delete(transaction, sealer, choice).map_err(|fault| fault.understand(file))
+    delete(transaction, sealer, choice).map_err(|fault| fault.into_store_error(file))
 }
 
 fn choose(file: &Connection, sealer: &Sealer, trim: Trim<'_>) -> rusqlite::Result<TrimChoice> {
@@ -77,11 +77,12 @@ fn set_aside(store: &Connection, file: &Path, sealer: &Sealer, keys: &[String]) 
     let mut lines = BufWriter::new(created);
     let mut select = store
         .prepare("SELECT value, changed FROM entry WHERE key = ?1")
-        .map_err(|error| understand(error, file))?;
+        .map_err(|error| store_error(error, file))?;
     for key in keys {
         let entry = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional();
-        let Some((stored, changed)) = entry.map_err(|error| understand(error, file))? else { continue };
-        let line = set_aside_line(sealer, key, changed, stored).map_err(|fault| fault.understand(file))?;
+        let Some((stored, changed)) = entry.map_err(|error| store_error(error, file))? else { continue };
+        let line =
+            set_aside_line(sealer, key, changed, stored).map_err(|fault| fault.into_store_error(file))?;
         serde_json::to_writer(&mut lines, &line).map_err(|error| failed(error.into()))?;
         lines.write_all(b"\n").map_err(failed)?;
     }
@@ -133,7 +134,7 @@ pub fn print_set_aside(file: &Path, keys: &KeySource, print: &mut dyn FnMut(&Val
         let changed = entry["changed"].as_i64().ok_or_else(|| damaged(at))?;
         let value = sealer.open(key, changed, stored).map_err(|fault| match fault {
             DatabaseFileError::Entry(_) => damaged(at),
-            fault => fault.understand(file),
+            fault => fault.into_store_error(file),
         })?;
         print(&json!({"key": key, "value": readable(&value)}));
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use super::file::{
-    COMPACTED_KEY, DatabaseFileError, compact, gone, last_number, number, signed, sum, understand,
+    COMPACTED_KEY, DatabaseFileError, compact, gone, last_number, number, signed, store_error, sum,
 };
 use super::high_water_mark::HighWaterMark;
 use super::seal::Sealer;
@@ -83,7 +83,7 @@ impl Writer {
             }
             for job in settles {
                 let settled = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
-                let settled = settled.map_err(|error| understand(error, &self.file));
+                let settled = settled.map_err(|error| store_error(error, &self.file));
                 if let Job::Settle(reply) = job {
                     let _ = reply.send(settled);
                 }
@@ -127,7 +127,7 @@ impl Writer {
                 }
             }
             Err(error) => {
-                let error = error.understand(&self.file);
+                let error = error.into_store_error(&self.file);
                 queued.into_iter().for_each(|job| job.reply(Err(error.clone())));
             }
         }

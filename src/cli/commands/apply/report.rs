@@ -255,7 +255,8 @@ fn render_markdown(planned: &Plan, report: &ReportView) -> String {
         Some(false) => "**not converged**",
         None => "not verified",
     };
-    let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
+    let mut text =
+        format!("### abide apply: {well} of {} done, {end}\n\n", count(report.ended.len(), "step"));
     for (outcome, op, message, instances) in group_failures(report) {
         text.push_str(&format!(
             "- **{}** `{op}` on {}\n",

@@ -34,7 +34,7 @@ use crate::model::{InstanceKey, ProcessKey, Time, seconds};
 )]
 pub struct LogsArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     /// Follow the logs until Ctrl-C, across restarts and rotation
     #[arg(short, long, env = "ABIDE_FOLLOW", value_parser = parse_switch)]
     pub follow: bool,
@@ -65,8 +65,8 @@ fn parse_since(text: &str) -> Result<Time, InvalidValue> {
 }
 
 pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let Some(live) = args.whom.target.connect(LocalStart::Never)? else {
-        warn_not_running(&args.whom.target, printer)?;
+    let Some(live) = args.instances.target.connect(LocalStart::Never)? else {
+        warn_not_running(&args.instances.target, printer)?;
         printer.info(&unknown(args));
         return Ok(Exit::Done);
     };
@@ -135,20 +135,21 @@ async fn select(
     live: &ConnectedTarget,
     printer: &Printer,
 ) -> Result<Vec<InstanceKey>, Failure> {
-    let selection = args.whom.select.selection();
+    let selection = args.instances.select.selection();
     let rows = live.rows("&brief=1&attempts=1", BTreeSet::new()).await?;
     let is_instance = |name: &ProcessKey| rows.iter().any(|row| row.instance().process() == *name);
-    let declared = match args.whom.names().all(is_instance) {
+    let declared = match args.instances.names().all(is_instance) {
         true => DeclaredNames::default(),
         false => DeclaredNames::read(live).await,
     };
     let is_meant =
-        |row: &&TargetProcess| declared.means(&args.whom, &selection, row.instance(), row.labels());
+        |row: &&TargetProcess| declared.selects(&args.instances, &selection, row.instance(), row.labels());
     let keys: BTreeSet<InstanceKey> =
         rows.iter().filter(is_meant).map(|row| row.instance().clone()).collect();
     if keys.is_empty() {
-        live.check_namespaces(args.whom.processes.iter().map(InstanceSelector::namespace)).await?;
-    } else if let Some(unknown) = declared.unknown_message(&args.whom, &keys.iter().collect::<Vec<_>>()) {
+        live.check_namespaces(args.instances.processes.iter().map(InstanceSelector::namespace)).await?;
+    } else if let Some(unknown) = declared.unknown_message(&args.instances, &keys.iter().collect::<Vec<_>>())
+    {
         printer.info(&unknown);
     }
     if args.follow && keys.len() > MAX_LOGS {
@@ -160,8 +161,8 @@ async fn select(
 }
 
 fn unknown(args: &LogsArgs) -> String {
-    let names: Vec<String> = args.whom.processes.iter().map(ToString::to_string).collect();
-    let target = &args.whom.target.target;
+    let names: Vec<String> = args.instances.processes.iter().map(ToString::to_string).collect();
+    let target = &args.instances.target.target;
     match names.is_empty() {
         true => format!("target {target} has no process that matches the selection"),
         false => format!("target {target} has no process {}", names.join(", ")),

@@ -25,26 +25,26 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, clap::Args)]
 pub struct OperateArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
     #[command(flatten)]
     pub terms: HoldArgs,
 }
 
 pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect_or_start(printer)?;
+    let live = args.instances.target.connect_or_start(printer)?;
     runtime()?.block_on(operate(op, args, &live, printer))
 }
 
 /// The selected instances. A name that matches no instance is an error.
 pub async fn select_instances<'a>(
-    whom: &InstanceArgs,
+    args: &InstanceArgs,
     observed: &'a Observed,
     live: &ConnectedTarget,
 ) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
     // Always: a name may be that of an instance, and of a process with several instances.
     let declared = DeclaredNames::read(live).await;
     let known = KnownNames { declared: &declared, observed, recorded: Vec::new() };
-    for one in &whom.processes {
+    for one in &args.processes {
         if !known.has(one) {
             return Err(known.unknown(one, &live.name));
         }
@@ -53,8 +53,9 @@ pub async fn select_instances<'a>(
             return Err(Failure::new(Exit::Failed, message).hint("`abide apply` creates it"));
         }
     }
-    let selection = whom.select.selection();
-    let is = |key: &InstanceKey, seen: &ObservedInstance| declared.means(whom, &selection, key, &seen.labels);
+    let selection = args.select.selection();
+    let is =
+        |key: &InstanceKey, seen: &ObservedInstance| declared.selects(args, &selection, key, &seen.labels);
     let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
     match found.is_empty() {
         true => Err(known.nothing_selected(&selection)),
@@ -70,10 +71,10 @@ async fn operate(
 ) -> Result<Exit, Failure> {
     let observation = observe_all(live).await?;
     let observed = observation.remembered();
-    let instances = match select_instances(&args.whom, &observed, live).await {
+    let instances = match select_instances(&args.instances, &observed, live).await {
         Ok(instances) => instances,
         Err(failure) => {
-            let named = args.whom.processes.iter().map(InstanceSelector::namespace);
+            let named = args.instances.processes.iter().map(InstanceSelector::namespace);
             return Err(live.not_found(named, failure).await);
         }
     };

@@ -14,26 +14,26 @@ use crate::store::{Store, Txn, keys};
 #[derive(Debug, clap::Args)]
 pub struct ReleaseArgs {
     #[command(flatten)]
-    pub whom: InstanceArgs,
+    pub instances: InstanceArgs,
 }
 
 pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let live = args.whom.target.connect_or_start(printer)?;
+    let live = args.instances.target.connect_or_start(printer)?;
     runtime()?.block_on(async {
         let (holds, _) = live.restraints().await?;
         let observed = observe_all(&live).await?.remembered();
-        let (selection, none) = (args.whom.select.selection(), BTreeMap::new());
+        let (selection, none) = (args.instances.select.selection(), BTreeMap::new());
         let declared = DeclaredNames::read(&live).await;
         let recorded = holds.iter().map(|hold| &hold.instance).collect();
         let known = KnownNames { declared: &declared, observed: &observed, recorded };
         // A known name without a hold is fine: there is nothing to release.
-        if let Some(one) = args.whom.processes.iter().find(|one| !known.has(one)) {
+        if let Some(one) = args.instances.processes.iter().find(|one| !known.has(one)) {
             return Err(known.unknown(one, &live.name));
         }
         let is = |hold: &&Hold| {
             // An instance that no longer exists has no labels.
             let labels = observed.instances.get(&hold.instance).map_or(&none, |seen| &seen.labels);
-            declared.means(&args.whom, &selection, &hold.instance, labels)
+            declared.selects(&args.instances, &selection, &hold.instance, labels)
         };
         let released: Vec<&Hold> = holds.iter().filter(is).collect();
         let txn = released

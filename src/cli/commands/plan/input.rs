@@ -81,7 +81,7 @@ impl DesiredInput {
             check_owner(policy, &rules.owner)?;
         }
         let meant = |key: &InstanceKey, want: &DesiredInstance| {
-            rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+            rules.selection.selects(key, Some(&want.origin.declared), &want.spec.labels)
         };
         if !rules.selection.is_everything()
             && !loaded.desired.instances.iter().any(|(key, want)| meant(key, want))

@@ -165,7 +165,8 @@ pub fn check_owner(policy: &OuterPolicy, owner: &str) -> Result<(), Failure> {
         Some(allowed) => {
             let (name, file) = (&policy.name, &policy.file);
             let message = format!("policy {name:?} ({file}) does not allow owner {owner:?}");
-            Err(Failure::refused("PolicyViolated", message).hint(format!("its owner is {allowed:?}")))
+            Err(Failure::refused("PolicyViolated", message)
+                .hint(format!("the owner in the policy is {allowed:?}")))
         }
         None => Ok(()),
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::clone_exec::held_descriptor;
 use super::masking::SecretTexts;
-use super::output_bound::{self, Bounded};
+use super::output_bound::{self, BoundedOutput};
 use super::process::ProcessHandle;
 
 /// Bytes of output that a message shows.
@@ -23,32 +23,32 @@ const TAIL: u64 = 4096;
 pub struct OutputError(#[source] pub std::io::Error);
 
 /// The captured output of one command.
-pub struct Output {
+pub struct CapturedOutput {
     file: Arc<File>,
     /// Keeps the output trimmed.
-    _bounded: Option<Bounded>,
+    _bounded: Option<BoundedOutput>,
 }
 
-impl Output {
+impl CapturedOutput {
     /// `uid`: the user of the command.
-    pub fn new(uid: u32) -> Result<Output, OutputError> {
-        let made = || -> std::io::Result<Output> {
+    pub fn new(uid: u32) -> Result<CapturedOutput, OutputError> {
+        let made = || -> std::io::Result<CapturedOutput> {
             let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
             let made = File::from(fd);
             let own = opened_again(&made, File::options().read(true).write(true))?;
             // The command can open it again for writing (/dev/stdout) but not map it: inotify does not see writes to a
             // mapping.
             made.set_permissions(Permissions::from_mode(0o222))?;
-            Ok(Output::bounded(own, uid))
+            Ok(CapturedOutput::bounded(own, uid))
         };
         made().map_err(OutputError)
     }
 
-    fn bounded(file: File, uid: u32) -> Output {
+    fn bounded(file: File, uid: u32) -> CapturedOutput {
         // Held as long as the process lives.
         let file = Arc::new(File::from(held_descriptor(file.into())));
         let _bounded = output_bound::bound(&file, uid);
-        Output { file, _bounded }
+        CapturedOutput { file, _bounded }
     }
 
     /// A descriptor for the command. It has its own file description, so that its close is detected.
@@ -62,13 +62,13 @@ impl Output {
     }
 
     /// Descriptor 1 of a process, if it is a captured output. `inode`: recorded at launch; `None` for an earlier version.
-    pub fn of(handle: &ProcessHandle, inode: Option<u64>) -> Option<Output> {
+    pub fn of(handle: &ProcessHandle, inode: Option<u64>) -> Option<CapturedOutput> {
         let file = File::from(handle.descriptor(1)?);
         if !is_memory(&file, inode) {
             return None;
         }
         let uid = handle.uid()?;
-        let output = Output::bounded(opened_again(&file, File::options().write(true)).ok()?, uid);
+        let output = CapturedOutput::bounded(opened_again(&file, File::options().write(true)).ok()?, uid);
         // Frees the output that was written while no agent ran.
         output.forget();
         Some(output)
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn only_the_recorded_memfd_is_accepted() {
-        let output = Output::new(0).expect("memory");
-        let other = Output::new(0).expect("memory");
+        let output = CapturedOutput::new(0).expect("memory");
+        let other = CapturedOutput::new(0).expect("memory");
         let inode = output.inode();
         assert!(is_memory(&output.descriptor().expect("a descriptor"), inode));
         assert!(is_memory(&output.descriptor().expect("a descriptor"), None));

@@ -5,17 +5,17 @@ pub use crate::model::{EffectTable, base_effect, effect_of};
 
 /// One row: a field of a spec, the effect of changing it, and its value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row<'a> {
+pub struct FieldEffect<'a> {
     pub field: Field,
     pub effect: Effect,
     pub value: Value<'a>,
 }
 
 /// The whole table for one spec, in the order of [`Field::ALL`].
-pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
+pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<FieldEffect<'a>> {
     let effects = EffectTable::of(spec, on_change);
     let rows = spec.values().into_iter();
-    rows.map(|(field, value)| Row { field, effect: effects.effect(field), value }).collect()
+    rows.map(|(field, value)| FieldEffect { field, effect: effects.effect(field), value }).collect()
 }
 
 /// The digests of one spec, on a target that supports every field.

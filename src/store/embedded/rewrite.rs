@@ -8,8 +8,8 @@ use std::path::Path;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::file::{
-    COMPACTED_KEY, DatabaseFileError, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number, sum,
-    understand,
+    COMPACTED_KEY, DatabaseFileError, VERSION_PLAIN, VERSION_SEALED, VERSION_UNSWEPT, gone, last_number,
+    store_error, sum,
 };
 use super::seal::{HEAD, Sealer};
 use crate::store::{Error, KeySource};
@@ -30,9 +30,9 @@ impl FileFormat {
         source: &KeySource,
         may_create: bool,
     ) -> Result<FileFormat, Error> {
-        let version = version(connection).map_err(|error| understand(error, file))?;
+        let version = version(connection).map_err(|error| store_error(error, file))?;
         let sealer = Sealer::of_file(file, source, version != VERSION_PLAIN, may_create)?;
-        let is_current = check_keys(connection, &sealer).map_err(|fault| fault.understand(file))?;
+        let is_current = check_keys(connection, &sealer).map_err(|fault| fault.into_store_error(file))?;
         Ok(FileFormat { sealer, version, is_current })
     }
 
@@ -42,15 +42,16 @@ impl FileFormat {
         if self.is_current && self.version == target {
             return Ok(self.sealer);
         }
-        let changes = last_number(connection).map_err(|error| understand(error, file))?;
+        let changes = last_number(connection).map_err(|error| store_error(error, file))?;
         if changes == 0 && target == VERSION_SEALED {
             let marked = connection.pragma_update(None, "user_version", VERSION_SEALED);
-            marked.map_err(|error| understand(error, file))?;
+            marked.map_err(|error| store_error(error, file))?;
         } else {
             if !self.is_current || self.version == VERSION_PLAIN || target == VERSION_PLAIN {
                 let encrypted = target == VERSION_SEALED;
                 tracing::info!(file = %file.display(), encrypted, "rewriting all stored values");
-                rewrite_all(connection, &mut self.sealer, target).map_err(|fault| fault.understand(file))?;
+                rewrite_all(connection, &mut self.sealer, target)
+                    .map_err(|fault| fault.into_store_error(file))?;
             }
             if target == VERSION_SEALED {
                 remove_old_bytes(connection, file);
@@ -81,7 +82,7 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<i64> {
 pub fn is_encrypted(file: &Path) -> Result<bool, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let version = Connection::open_with_flags(file, flags).and_then(|connection| version(&connection));
-    version.map(|version| version > VERSION_PLAIN).map_err(|error| understand(error, file))
+    version.map(|version| version > VERSION_PLAIN).map_err(|error| store_error(error, file))
 }
 
 /// Whether the current key seals every value. Refuses a file with a value whose key is unknown.
