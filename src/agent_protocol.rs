@@ -120,7 +120,7 @@ pub struct LogRead {
     pub from: LogReadFrom,
     /// Maximum bytes of the answer.
     pub max_bytes: usize,
-    /// How long the agent may wait for new lines. 0: it answers at once, also with nothing.
+    /// Time for which the agent may wait for new lines, in milliseconds. 0: it answers at once, also with nothing.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -142,7 +142,7 @@ pub struct LogChunk {
     pub id: String,
     #[serde(default)]
     pub text: String,
-    /// Where the next read continues. The agent alone understands it.
+    /// Start of the next read. Only the agent interprets it.
     #[serde(default)]
     pub cursor: String,
     /// The log has no more lines at present.
@@ -151,7 +151,7 @@ pub struct LogChunk {
     /// The run whose stored output the text is; `None`: the text is from the log file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<LoggedRun>,
-    /// Why the log cannot be read.
+    /// Reason why the log cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<LogError>,
 }
@@ -165,7 +165,7 @@ pub struct LoggedRun {
     pub first: bool,
 }
 
-/// Why a log cannot be read.
+/// Reason why a log cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LogError {
     pub reason: LogErrorReason,
@@ -215,8 +215,8 @@ pub struct OpRequest {
     pub generation: Option<u64>,
     /// For older agents, which compare it with their own wall clock: milliseconds since 1970 by the gateway's.
     pub deadline: i64,
-    /// How long after `sent_ms` the agent may begin it; its caller may have been answered 117 after that. Absent: an older
-    /// gateway, no limit.
+    /// Time after `sent_ms` within which the agent may begin it; its caller may have been answered 117 after that. Absent: no
+    /// limit, by an older gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
     /// Milliseconds between the opening of this stream and the sending, by the gateway's monotonic clock.

@@ -39,7 +39,7 @@ const MAX_STDERR: usize = 4096;
 /// Time for the readers to finish after the group was killed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a command has no output.
+/// Reason why a command has no output.
 #[derive(Debug, thiserror::Error)]
 pub enum SubprocessError {
     #[error("the command is empty")]

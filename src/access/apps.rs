@@ -61,7 +61,7 @@ pub struct AppLogin<'a> {
     expires: Option<Time>,
 }
 
-/// Why credentials are refused.
+/// Reason why credentials are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
     #[error("no app is known by these credentials")]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::grant::Principal;
 use crate::permissions::PermissionError;
 
-/// Why a file of apps or tokens cannot be used. The texts contain no secret.
+/// Reason why a file of apps or tokens cannot be used. The texts contain no secret.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsFileError {
     #[error("cannot read {}", file.display())]
@@ -16,7 +16,7 @@ pub enum CredentialsFileError {
     Unsafe(#[from] PermissionError),
 }
 
-/// Why a list of apps or tokens is not valid. The texts contain no secret.
+/// Reason why a list of apps or tokens is not valid. The texts contain no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CredentialsError {
     #[error("the app list is not valid YAML of the expected form{}", line_shown(*.line))]

@@ -97,7 +97,7 @@ impl fmt::Display for Principal {
     }
 }
 
-/// What an app or a person may do, and with what. A list has patterns.
+/// Actions that an app or a person may take, and their objects. A list has patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub principal: Principal,
@@ -110,7 +110,7 @@ pub struct Grant {
     pub owners: Option<Vec<String>>,
 }
 
-/// What a call needs. `None`: the call does not concern this.
+/// Requirements of a call. `None`: the call does not concern this.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AccessRequest<'a> {
     pub role: Option<AccessRole>,

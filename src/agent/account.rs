@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use super::account_cache::{AccountCache, file_stamps};
 use crate::model::Spec;
 
-/// Why a process cannot run as a user.
+/// Reason why a process cannot run as a user.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AccountError {
     #[error("the agent's own uid has no user name")]

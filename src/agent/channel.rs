@@ -57,7 +57,7 @@ const LAG_MS: u64 = 5_000;
 const BACKOFF: RetryDelay =
     RetryDelay::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
 
-/// Why a session with the gateway ended.
+/// Reason why a session with the gateway ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error("cannot read token file {}", file.display())]

@@ -40,7 +40,7 @@ pub fn has_command(spec: &Spec) -> bool {
     matches!(probe, Some(Probe::Command(_))) || spec.control.version_cmd.is_some()
 }
 
-/// Why a check command did not succeed.
+/// Reason why a check command did not succeed.
 #[derive(Debug, thiserror::Error)]
 enum CheckError {
     #[error(transparent)]

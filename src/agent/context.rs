@@ -37,7 +37,7 @@ pub struct AgentContext {
     pub check_permits: Permits,
     pub groups: Cgroups,
     pub resources: ResourceTables,
-    /// Where the log of each instance is.
+    /// Location of the log of each instance.
     pub logs: LogSources,
     /// Bounds every launch and adoption on this host.
     pub policy: HostPolicy,
@@ -45,7 +45,7 @@ pub struct AgentContext {
     pub check_interval: Duration,
 }
 
-/// Where a log is, and with whose rights it is opened.
+/// Location of a log, and the rights with which it is opened.
 #[derive(Clone)]
 pub struct LogLocation {
     pub path: PathBuf,

@@ -28,7 +28,7 @@ const MEMORY: u64 = MAX_BYTES + 4096;
 /// Maximum duration of a program.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why an output is not a value.
+/// Reason why an output is not a value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum InvalidOutput {
     #[error("printed output that cannot be read")]

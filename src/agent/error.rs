@@ -38,7 +38,7 @@ impl From<AgentError> for String {
     }
 }
 
-/// Why a process or command was not launched.
+/// Reason why a process or command was not launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     #[error(transparent)]

@@ -169,7 +169,7 @@ pub fn is_command_id(launch_id: &str) -> bool {
     ["command-", "start-", "hook-", "probe-"].iter().any(|kind| launch_id.starts_with(kind))
 }
 
-/// Why the exit record of a command cannot be used.
+/// Reason why the exit record of a command cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExitRecordError {
     #[error("cannot create the exit record {}: {source}", path.display())]

@@ -48,7 +48,7 @@ pub enum Probe<'a> {
     Tcp(&'a str),
 }
 
-/// How a spec is probed, with the agent's defaults.
+/// Probe of a spec, with the agent's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthSettings<'a> {
     pub probe: Probe<'a>,

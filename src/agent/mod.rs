@@ -23,7 +23,7 @@
 //! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
 //! delay other users. The sandbox of a spec restricts its process and all its commands alike ([`sandbox`]).
 //!
-//! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]). The message of a failed start has
+//! Output of commands is captured in memory ([`captured_output`]), within a bound ([`output_bound`]). The message of a failed start has
 //! the last lines of its output ([`start_output`]).
 //!
 //! The unit of supervision is the process tree of a launch ([`tree`]), found in a scan of all processes ([`process_table`]).

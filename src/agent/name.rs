@@ -9,7 +9,7 @@ pub fn this_host() -> HostKey {
     HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
 }
 
-/// Why an agent has no name.
+/// Reason why an agent has no name.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentNameError {
     #[error("cannot generate an agent id")]

@@ -40,7 +40,7 @@ struct Watched {
     file: Arc<File>,
     /// The user of the command.
     uid: u32,
-    /// Number of [`Bounded`] guards.
+    /// Number of [`BoundedOutput`] guards.
     uses: usize,
 }
 

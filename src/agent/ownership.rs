@@ -22,7 +22,7 @@ use crate::model::{InstanceKey, Spec};
 use crate::permissions::{PermissionError, refuse_changeable, user_name};
 use crate::proc::UnreadableProcess;
 
-/// Why a process is not claimed or adopted.
+/// Reason why a process is not claimed or adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnershipError {
     #[error(transparent)]
@@ -115,7 +115,7 @@ impl LaunchEvidence<'_> {
     }
 }
 
-/// How a process was proven to belong to a launch.
+/// Proof that a process belongs to a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnershipProof {
     /// By the launch's own control group, descent or id.

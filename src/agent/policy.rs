@@ -22,7 +22,7 @@ pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
 /// Maximum size of a policy file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Why the policy file cannot be used.
+/// Reason why the policy file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     #[error("host policy {}: cannot read the file", file.display())]
@@ -39,7 +39,7 @@ pub enum PolicyError {
     Path { file: PathBuf, rule: &'static str, path: PathBuf },
 }
 
-/// Why an instance may not be launched or adopted on this host.
+/// Reason why an instance may not be launched or adopted on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyRefusal {
     #[error(transparent)]

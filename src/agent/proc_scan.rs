@@ -4,7 +4,7 @@
 //! thousand processes takes seconds. Neither may occupy a runtime thread of the agent. A scan whose thread is blocked by a
 //! process is begun again on another thread, which does not read that process ([`UnreadableProcess`]).
 //!
-//! A scan that failed says nothing: its callers must not conclude that a process is gone.
+//! A failed scan proves nothing: its callers must not conclude that a process is gone.
 //!
 //! [`UnreadableProcess`]: crate::proc::UnreadableProcess
 
@@ -23,7 +23,7 @@ pub const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two checks whether the thread of a scan is blocked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Why processes are unknown.
+/// Reason why processes are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     #[error("a scan of processes did not end within {} s", SCAN_TIMEOUT.as_secs())]

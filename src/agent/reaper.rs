@@ -92,7 +92,7 @@ impl StartingProcess {
         StartingProcess(pid)
     }
 
-    /// Where the kernel writes the pid, before the process runs.
+    /// Address at which the kernel writes the pid, before the process runs.
     pub fn pid_at(&self) -> *mut i32 {
         self.0.word().as_ptr()
     }

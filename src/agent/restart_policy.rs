@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{RestartRule, RestartWhen};
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessEnd {
     Exited(i32),

@@ -48,7 +48,7 @@ impl LogTarget {
     }
 }
 
-/// Where the output of a start attempt is.
+/// Location of the output of a start attempt.
 pub struct StartAttempt {
     /// `None`: the output is captured.
     pub log: Option<(LogTarget, Rights)>,

@@ -13,7 +13,7 @@ pub const MAX_RUNS: usize = 20;
 /// Maximum bytes of the detail of an exit and of the message of a failed start.
 const MAX_TEXT: usize = 2048;
 
-/// What happened to an instance since its registration. Bounded.
+/// Events of an instance since its registration. Bounded.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct InstanceHistory {
@@ -106,7 +106,7 @@ pub struct ProcessExit {
     pub detail: String,
 }
 
-/// Why a process ended.
+/// Reason why a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitReason {
@@ -153,7 +153,7 @@ pub struct ScheduledRun {
     /// Runs that were due while this one was in progress, and did not start.
     #[serde(skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// Why the run could not be launched.
+    /// Reason why the run could not be launched.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

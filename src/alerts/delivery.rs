@@ -356,7 +356,7 @@ impl<S: Store> ActiveRoute<S> {
         let now = clock::now();
         let due = self.tracker().next_batch(&self.rules, now);
         let Some(batch) = due else {
-            // What could not be delivered has ended.
+            // The incidents that could not be delivered have ended.
             self.deliveries.update(&self.route, |status| {
                 (status.error, status.failing_since) = (None, None);
             });

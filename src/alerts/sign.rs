@@ -6,7 +6,7 @@ use ring::hmac;
 
 use crate::model::Time;
 
-/// How a webhook is signed.
+/// Signature scheme of a webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignatureScheme {
     /// Query parameters `timestamp` (milliseconds) and `sign`.

@@ -6,7 +6,7 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageTemplate(String);
 
-/// Why a template is not valid.
+/// Reason why a template is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error("the template is not valid JSON after its placeholders are filled in")]

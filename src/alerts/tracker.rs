@@ -18,7 +18,7 @@ const MAX_EVENTS: usize = 1000;
 /// Minimum time between two writes of an incident that continues.
 const MIN_STORE_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Which incidents a route sends, and when.
+/// Filter and timing of a route's incidents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteRules {
     /// Patterns of namespaces. Empty: all, and incidents without a namespace.

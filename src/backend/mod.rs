@@ -133,7 +133,7 @@ pub struct Watermark {
     pub gaps: BTreeMap<HostKey, String>,
 }
 
-/// Why operations are sent: the plan, and the revision and commit of its manifests. Gateways record it.
+/// Reason why operations are sent: the plan, and the revision and commit of its manifests. Gateways record it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangeOrigin {
     pub plan: Option<String>,
@@ -145,7 +145,7 @@ pub struct ChangeOrigin {
     pub repairs: BTreeSet<InstanceKey>,
 }
 
-/// What is known of an instance before an operation.
+/// Known facts of an instance before an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PriorOwnership {
     /// The instance was observed as registered.

@@ -1,7 +1,7 @@
 //! Names of processes for verbs without manifests: a declared name means all of its instances.
 //!
 //! `web/api` of a process with `instances: 3` is registered as `web/api_1` to `web/api_3`. The active revision of each owner
-//! says which instances a name declares.
+//! decides which instances a name declares.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::model::{InstanceKey, Observed, ProcessKey, Selection};
 #[derive(Debug, Default)]
 pub struct DeclaredNames(BTreeMap<InstanceKey, ProcessKey>);
 
-/// Where a name was looked for.
+/// Instances in which a name is searched.
 pub struct KnownNames<'a> {
     pub declared: &'a DeclaredNames,
     pub observed: &'a Observed,

@@ -54,7 +54,7 @@ pub struct ListenArgs {
     /// TLS private key, PEM
     #[arg(long, env = "ABIDE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Accept people over plain http on an address that is not loopback
+    /// Accept plain http with --users on an address that is not loopback
     ///
     /// Tokens and sessions then cross the network in plain text.
     #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
@@ -172,7 +172,7 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
         .map_err(|error| Failure::new(Exit::Usage, format!("{flag}: {}", chain(&error))))
 }
 
-/// Why a file with a secret cannot be used.
+/// Reason why a file with a secret cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum SecretFileError {
     #[error("cannot read {}", file.display())]
@@ -183,7 +183,7 @@ enum SecretFileError {
     Empty { file: PathBuf },
 }
 
-/// Why a template file cannot be used.
+/// Reason why a template file cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum TemplateFileError {
     #[error("{}", file.display())]

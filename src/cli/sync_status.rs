@@ -20,7 +20,7 @@ pub struct ProcessStatus {
     pub sync: SyncStatus,
     /// The next steps with reasons, or why the instance is held.
     pub next: Vec<NextAction>,
-    /// Where the revision declares it: `file:line:column`.
+    /// Location of its declaration in the revision: `file:line:column`.
     pub declared: Option<String>,
     /// The name that declares it: of several instances, if the process has `instances`.
     pub declared_name: Option<ProcessKey>,

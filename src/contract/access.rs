@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the calling app or person may do. Lists have patterns; `*` matches any characters.
+/// Access of the calling app or person. Lists have patterns; `*` matches any characters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AccessInfo {
     /// The app's code, or `person:NAME`.

@@ -54,7 +54,7 @@ pub struct AuditCaller {
     pub peer: String,
 }
 
-/// What a call does, and to which instances.
+/// Action of a call, and its instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AuditAction {
     /// The call, as metrics name it.

@@ -20,7 +20,7 @@ pub struct PublishedStatus {
     pub prune: bool,
     /// The pinned revision, which overrides the source.
     pub pinned: Option<String>,
-    /// Why the source cannot be followed, such as an unreachable remote or a rewind.
+    /// Reason why the source cannot be followed, such as an unreachable remote or a rewind.
     pub source_error: Option<String>,
     /// Number of errors in the manifests, and the first ones.
     pub errors: usize,

@@ -97,7 +97,7 @@ pub struct HistoryStep {
     pub instance: InstanceKey,
     pub op: Op,
     pub outcome: StepOutcome,
-    /// Why the step failed, shortened.
+    /// Reason why the step failed, shortened.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

@@ -16,7 +16,7 @@ pub struct HostEntry {
     pub version: Option<String>,
     /// Time of the last contact; without a session, the issue of its certificate.
     pub heard: String,
-    /// How far the agent's clock is ahead of the gateway's, in milliseconds; `null`: unknown.
+    /// Time by which the agent's clock is ahead of the gateway's, in milliseconds; `null`: unknown.
     #[serde(default)]
     pub clock_skew_ms: Option<i64>,
     /// Certificate of its agent; absent for a host that joins with a static token.

@@ -41,7 +41,7 @@ pub struct RunDetails {
     pub running: bool,
     /// Runs that were due while this one was in progress, and did not start.
     pub skipped: u64,
-    /// Why the run could not be launched, or empty.
+    /// Reason why the run could not be launched, or empty.
     #[serde(default)]
     pub message: String,
 }

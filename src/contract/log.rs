@@ -22,7 +22,7 @@ pub struct LogLine {
     /// The stream waits, for example for an agent that is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
-    /// Why the log cannot be read; no line follows.
+    /// Reason why the log cannot be read; no line follows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The error in one word: `unknown_process`, `no_log`, `unreadable`, `busy`, `no_agent`, `old_agent`, `revoked`, `other`.

@@ -37,12 +37,12 @@ pub struct Difference {
     pub given: Option<Vec<FieldDifference>>,
     /// Against the spec in effect; `null`: unknown, or not running.
     pub live: Option<Vec<FieldDifference>>,
-    /// Why the state is unknown.
+    /// Reason why the state is unknown.
     pub unknown: Option<String>,
     /// Files of the configmap that differ on the host, or are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
-    /// Why the plan holds it.
+    /// Reason why the plan holds it.
     pub held: Option<HoldReason>,
     /// `file:line:column`
     pub at: Option<String>,

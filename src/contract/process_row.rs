@@ -140,13 +140,13 @@ pub struct ListedProcess {
     /// Bytes.
     #[serde(default)]
     pub memory: Option<u64>,
-    /// Where the active revision of its owner declares it: `file:line:column`; `null`: unknown.
+    /// Location of its declaration in the active revision of its owner: `file:line:column`; `null`: unknown.
     #[serde(default)]
     pub source: Option<String>,
     /// Files of the configmap that differ on the host, or are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drifted_files: Vec<String>,
-    /// Why it is an orphan, or held: the held reason and its sentence.
+    /// Reason why it is an orphan, or held: the held reason and its sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -289,7 +289,7 @@ impl TargetProcess {
     }
 }
 
-/// `abide describe -o json`: all details of one instance. Only written: a reader could not tell the two places of `sync`.
+/// `abide describe -o json`: all details of one instance. Only written: `sync` occurs twice, which a reader could not tell apart.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ProcessDetails {
     #[serde(flatten)]
@@ -307,7 +307,7 @@ pub struct ProcessDetails {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InstanceStory {
     pub instance: InstanceKey,
-    /// Where the active revision of its owner declares it: `file:line:column`.
+    /// Location of its declaration in the active revision of its owner: `file:line:column`.
     pub declared: Option<String>,
     /// Oldest first.
     pub events: Vec<StoryEvent>,

@@ -40,7 +40,7 @@ pub struct VersionInfo {
     pub api_version: String,
 }
 
-/// Why a config file is used.
+/// Reason why a config file is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigOrigin {

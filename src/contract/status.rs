@@ -79,7 +79,7 @@ pub struct SourceReport {
     /// The active revision.
     pub revision: String,
     pub commit: Option<String>,
-    /// Why the source is not followed.
+    /// Reason why the source is not followed.
     pub not_followed: Option<String>,
     pub files: usize,
     /// Last good versions replace broken files.

@@ -22,7 +22,7 @@ use crate::retry_delay::RetryDelay;
 
 const DELAYS: RetryDelay =
     RetryDelay::doubling(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(0.2);
-/// How many times the same steps may succeed within this window.
+/// Number of times that the same steps may succeed within this window.
 const MAX_REPEATS: u32 = 3;
 const REPEAT_WINDOW_SECS: u64 = 600;
 /// Between the cause and the time of the next attempt, in the text of a hold.
@@ -70,7 +70,7 @@ struct Suspension {
     seen: Option<Option<ObservedInstance>>,
 }
 
-/// Why an instance is held, and until when; `None`: until something changes.
+/// Reason why an instance is held, and until when; `None`: until something changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackoffHold {
     pub reason: HoldReason,

@@ -33,7 +33,7 @@ use crate::model::{Desired, InstanceKey, ManifestRevision, Observed, Plan, Proce
 use crate::store::lease::renew_until_lost;
 use crate::store::{Lease, Store};
 
-/// How long the observation before a rollback is retried, and how often.
+/// Time limit and interval of retries of the observation before a rollback.
 const ROLLBACK_OBSERVE_TIMEOUT: Duration = Duration::from_secs(30);
 const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -75,14 +75,14 @@ pub struct ControllerConfig {
     pub notify_failures: watch::Receiver<Vec<String>>,
 }
 
-/// Where manifests come from, and how they are read.
+/// Origin of manifests, and limits of reads.
 pub struct ManifestConfig {
     /// The source, as it is recorded.
     pub source: String,
     /// Default user of processes.
     pub default_user: Option<String>,
     pub limits: Limits,
-    /// Where older manifests are found.
+    /// Location of older manifests.
     pub history: ManifestHistory,
 }
 
@@ -255,7 +255,7 @@ impl<T: Target> ControlLoop<'_, T> {
         self.events.emit(ControllerEvent::PassFinished { took: self.took });
     }
 
-    /// How long to wait without a trigger.
+    /// Time until the next pass, without a trigger.
     fn idle_timeout(&self, source: &Source) -> Duration {
         let now = Instant::now();
         let due = self.due.map_or(RENEW_INTERVAL, |due| due.saturating_duration_since(now));

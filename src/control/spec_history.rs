@@ -18,7 +18,7 @@ use crate::source::git::work_tree::{self, RepositoryPath};
 /// Time limit of a search: specs that are not found by then stay unknown.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where older manifests are found.
+/// Location of older manifests.
 #[derive(Clone, Debug)]
 pub enum ManifestHistory {
     /// In the repositories of these paths.

@@ -1,4 +1,4 @@
-//! Pass results of unit tests: manifests, and an observation in which everything is as wanted.
+//! Fixtures of unit tests: pass results in which everything is as wanted, and steps.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

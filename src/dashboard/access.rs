@@ -11,7 +11,7 @@ use super::people::PeopleAccess;
 use super::reply::{ErrorResponse, error_response};
 use crate::http::{CredentialCheck, Reloadable, Revocation, base64, constant_time_eq};
 
-/// How an admitted caller authenticated.
+/// Authentication of an admitted caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AuthMethod {
     /// With the token or a signature.

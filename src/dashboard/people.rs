@@ -45,7 +45,7 @@ pub struct PeopleAccess {
     streams: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
-/// How a person authenticated.
+/// Authentication of a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PersonAuth {
     Token,

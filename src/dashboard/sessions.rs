@@ -1,7 +1,7 @@
 //! Browser sessions: opened by a login, ended by logout, idle time, age, or the end of the credential that opened them.
 //!
 //! Sessions are in memory: a restart of the controller ends them. The table is keyed by digests of the ids, so that the
-//! duration of a lookup says nothing about an id. Times come from the caller, which reads the clock once per request.
+//! duration of a lookup reveals nothing about an id. Times come from the caller, which reads the clock once per request.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

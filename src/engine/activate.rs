@@ -11,7 +11,7 @@ use crate::contract::HistoryEntry;
 use crate::model::{ManifestRevision, Plan};
 use crate::store::{Error, Store};
 
-/// Which revision an apply activates.
+/// The revision that an apply activates.
 pub enum Activation {
     /// New manifests: stored as the active revision; ends a pin.
     New,
@@ -28,7 +28,7 @@ pub(super) struct ManifestSource<'a> {
     pub accepted: bool,
 }
 
-/// How an apply without steps records its revision.
+/// Record of the revision of an apply without steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RevisionRecord {
     /// Nothing is written.
@@ -73,7 +73,7 @@ impl Activation {
         }
     }
 
-    /// How an apply without steps records the revision. A source other than the active one becomes active with its
+    /// Record of the revision of an apply without steps. A source other than the active one becomes active with its
     /// first step, or if the caller accepted it; until then it is stored.
     pub(super) async fn record_without_steps<S: Store>(
         &self,

@@ -17,7 +17,7 @@ pub struct ConnectedTarget {
     pub defined_in: Option<String>,
 }
 
-/// Why a target cannot be called.
+/// Reason why a target cannot be called.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("the local system is not running")]

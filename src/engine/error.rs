@@ -5,7 +5,7 @@ use crate::model::{HoldReason, Time, count};
 use crate::observe::TargetError;
 use crate::store::Holder;
 
-/// Why an apply ended before its first step.
+/// Reason why an apply ended before its first step.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     #[error(transparent)]

@@ -34,7 +34,7 @@ pub struct PlanRequest<S = NoHistory> {
     pub activates: bool,
     /// The source for display and history.
     pub shown_source: String,
-    /// Where old specs are found.
+    /// Sources of old specs.
     pub search: S,
 }
 

@@ -21,14 +21,14 @@ use crate::observe::{Observation, Target, TargetError, observe_target};
 use crate::reconcile::Caps;
 use crate::store::{self, Store, Txn, keys};
 
-/// Who requests a manual operation, why, and when its hold expires.
+/// Caller and reason of a manual operation, and the expiry of its hold.
 pub struct HoldTerms {
     pub by: String,
     pub reason: Option<String>,
     pub until: Option<Time>,
 }
 
-/// Why a manual operation did nothing.
+/// Reason why a manual operation did nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum OperateError {
     #[error("host {0}: no agent is connected; nothing was done")]

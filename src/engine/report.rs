@@ -26,7 +26,7 @@ pub struct Report {
     pub pauses: Vec<RolloutPause>,
 }
 
-/// How an apply ended.
+/// End of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conclusion {
     Done,
@@ -65,7 +65,7 @@ pub struct Unhealthy {
     pub health: Health,
 }
 
-/// What the execution and its verification found, before the plan is added.
+/// Results of the execution and its verification, before the plan is added.
 pub(super) struct Results {
     pub ended: Vec<StepResult>,
     pub converged: Option<bool>,

@@ -114,7 +114,7 @@ pub fn names_of(processes: &BTreeMap<ProcessKey, String>) -> String {
     processes.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Why processes are rolled back, one line per process.
+/// Reason why processes are rolled back, one line per process.
 pub fn reasons_of(processes: &BTreeMap<ProcessKey, String>) -> String {
     processes.values().filter(|why| !why.is_empty()).cloned().collect::<Vec<_>>().join("\n")
 }

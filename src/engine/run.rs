@@ -141,7 +141,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
 /// Early end of an execution: by its caller, or by the loss of the lease.
 struct Cancellation {
     stop: watch::Sender<bool>,
-    /// How the lease was lost.
+    /// Cause of a lost lease.
     lost: watch::Receiver<Option<LeaseLost>>,
     /// The caller's request to stop.
     requested: watch::Receiver<Option<u8>>,

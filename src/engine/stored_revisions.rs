@@ -373,7 +373,7 @@ impl<'a> FileLists<'a> {
         FileLists(sorted.into_iter().map(list).collect())
     }
 
-    /// Those that are not stored yet.
+    /// Texts that are not stored yet.
     fn missing_from(&self, before: &[String]) -> impl Iterator<Item = &FileList<'a>> {
         let before: BTreeSet<&String> = before.iter().collect();
         self.0.iter().filter(move |list| !before.contains(&list.sum))

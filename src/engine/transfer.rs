@@ -15,7 +15,7 @@ use crate::execute::StepResult;
 use crate::model::{HostKey, InstanceKey, Observed, ObservedInstance, Op, Step};
 use crate::observe::{Observation, Target};
 
-/// Why nothing was transferred.
+/// Reason why nothing was transferred.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     #[error("{instance} belongs to {}, not to {from:?}; nothing was done", shown_owner(.owner))]

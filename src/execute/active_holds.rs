@@ -1,7 +1,7 @@
 //! Active holds and pauses: read from the store, and applied while a plan is executed as soon as each is created.
 //!
 //! An entry that cannot be read fails closed: its instance or namespace stays held, with the entry's key as the
-//! reason. A person asked for something there, and only a person can tell what.
+//! reason. A person requested something with it, and only a person can know what.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::model::{AutoType, HostKey, InstanceKey, Op, Plan, ProcessKey, Step, W
 /// Maximum number of components with several waves that are split off: each costs calls of its own.
 const MAX_COMPONENTS: usize = 32;
 
-/// Which components are split off.
+/// Components that are split off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SplitBy {
     Soaking,

@@ -329,7 +329,7 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
         KnownSpec::Digests(revision) => Some(*revision),
         KnownSpec::Unknown | KnownSpec::Full(_) => None,
     };
-    // The label tells which of the two specs is registered. Without a label: a process that did not run before has
+    // The label decides which of the two specs is registered. Without a label: a process that did not run before has
     // the spec that was sent.
     let came_up = entry.unsure && !entry.running && seen.running == Some(true);
     let is = |recorded: &&RecordedSpec| label.is_some() && label == recorded.revision;

@@ -73,7 +73,7 @@ pub fn infer_outcome(
     }
 }
 
-/// How long an operation may take before its row is overdue.
+/// Time that an operation may take before its row is overdue.
 pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
     let hooks = step.spec.as_ref().map(|spec| spec.hooks.clone()).unwrap_or_default();

@@ -52,7 +52,7 @@ pub struct StepResult {
     pub instance: InstanceKey,
     pub op: Op,
     pub outcome: StepOutcome,
-    /// What the target reported.
+    /// Report of the target.
     pub state: RowState,
     /// The code of `state`, for display.
     pub code: i64,

@@ -22,7 +22,7 @@ pub(super) enum Readiness {
     Failed(String),
 }
 
-/// How long an instance was waited for, and its state in the first observation.
+/// Time for which an instance was waited for, and its state in the first observation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadinessWait<'a> {
     pub time: Duration,
@@ -87,7 +87,7 @@ fn unchanged_pid(
     }
 }
 
-/// How long a resident process may take to become healthy.
+/// Time that a resident process may take to become healthy.
 fn time_to_become_healthy(spec: &Spec) -> Duration {
     let HealthCheck { start_period, interval, timeout, retries, .. } = &spec.health;
     let start_check = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);

@@ -20,7 +20,7 @@ use crate::reconcile::{Caps, Expected, after};
 use crate::retry_delay::RetryDelay;
 use crate::store::{Error, Store};
 
-/// Why recovery is not finished.
+/// Reason why recovery is not finished.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecoveryError {
     #[error(transparent)]

@@ -309,7 +309,7 @@ impl JobItem<'_> {
     }
 }
 
-/// What is wrong with an item, after its place in the body.
+/// Defect of an item, after its place in the body.
 #[derive(Debug, thiserror::Error)]
 enum ItemError {
     #[error(".{0}")]

@@ -42,7 +42,7 @@ struct Session {
     credential: CredentialKey,
     version: String,
     last_contact: Instant,
-    /// How far the agent's wall clock was ahead of the gateway's at the last measurement, in milliseconds.
+    /// Time by which the agent's wall clock was ahead of the gateway's at the last measurement, in milliseconds.
     skew_ms: Option<i64>,
     abilities: AgentAbilities,
     figures: Arc<SessionFigures>,
@@ -101,7 +101,7 @@ const EVICTABLE_AGE: Duration = Duration::from_secs(5);
 /// Maximum hosts without a session whose last contact is kept.
 const MAX_LAST_CONTACTS: usize = 200_000;
 
-/// Why a session is not opened.
+/// Reason why a session is not opened.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinRefusal {
     #[error("host {0} already has a connected agent: stop that agent first")]

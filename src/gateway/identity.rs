@@ -29,7 +29,7 @@ pub(super) enum IdentityOwner {
     Other(ProcessKey, Entry),
 }
 
-/// What a start or host of another name with an identity does, by a client whose dialect cannot unregister. Both names
+/// Effect of a start or host of another name with an identity, by a client whose dialect cannot unregister. Both names
 /// must have the same owner.
 enum IdentityTransfer {
     /// The identity stays with its process.

@@ -33,11 +33,11 @@ const MAX_STREAMS: usize = 1024;
 const CHUNK_BYTES: usize = 128 << 10;
 /// Maximum bytes of an agent's answer. Replaced bytes are three bytes long each.
 const MAX_ANSWER_BYTES: usize = 4 * CHUNK_BYTES;
-/// How long an agent waits for new lines of a followed log.
+/// Time for which an agent waits for new lines of a followed log.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 /// Time of an agent for an answer, in addition to its wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval between two looks for a missing agent.
+/// Interval between two checks for a missing agent.
 const AGENT_POLL: Duration = Duration::from_millis(500);
 
 /// A request for a log.

@@ -79,7 +79,7 @@ pub use reply::overload_body;
 pub use state::StoreRequest;
 pub use store_trim::excess_entries;
 
-/// How long an operation waits for a host's agent; its row is final within ten seconds.
+/// Maximum wait of an operation for a host's agent; its row is final within ten seconds.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Time for an operation beyond the timeouts and checks of its spec, for a slow disk or a busy host.
@@ -106,7 +106,7 @@ pub struct Gateway<S> {
 
 #[derive(Clone, Copy)]
 struct OperationTimeouts {
-    /// How long an operation waits for a host's agent to reconnect.
+    /// Maximum wait of an operation for a host's agent to reconnect.
     agent: Duration,
     /// Time for an operation beyond the timeouts of its spec.
     allowance: Duration,
@@ -192,7 +192,7 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// Why the gateway is not ready.
+    /// Reason why the gateway is not ready.
     pub fn not_ready(&self) -> Option<&'static str> {
         match self.is_ready() {
             false => Some("not ready: loading open tasks from the store"),

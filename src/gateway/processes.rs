@@ -31,7 +31,7 @@ use crate::store::{Error, Seq, Store, keys};
 const MAX_LIMIT: usize = 10_000;
 const DEFAULT_LIMIT: usize = 1_000;
 
-/// Why a watch ends whose app was removed or has a new secret.
+/// Reason why a watch ends whose app was removed or has a new secret.
 const CREDENTIALS_REVOKED: &str = "these credentials are no longer known";
 
 /// Filter and paging of a query.

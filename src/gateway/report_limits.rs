@@ -73,7 +73,7 @@ pub fn shortened(result: &OpResult) -> (String, Option<serde_json::Value>) {
     (message, result.content.clone().filter(|_| size <= MAX_CONTENT))
 }
 
-/// What a report writes: bytes of its rows before and after.
+/// Writes of a report: bytes of its rows before and after.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportSize {
     /// Bytes of the report itself.
@@ -86,7 +86,7 @@ pub struct ReportSize {
     pub is_new: bool,
 }
 
-/// What happens to a report.
+/// Decision on a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     Stored,
@@ -188,7 +188,7 @@ impl ReportBudget {
 }
 
 impl HostChange {
-    /// Why the report exceeds a limit.
+    /// Reason why the report exceeds a limit.
     fn refusal(&self, host: &HostKey, usage: &HostUsage, size: ReportSize) -> Option<String> {
         if size.report > MAX_REPORT {
             let bytes = size.report;

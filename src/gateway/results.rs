@@ -18,7 +18,7 @@ use crate::model::Host;
 use crate::store::{Store, Txn, keys};
 
 const TASK_RETENTION_MS: i64 = 86_400_000;
-/// How long a finished task stays in memory for polling callers.
+/// Time for which a finished task stays in memory for polling callers.
 const MEMORY_RETENTION_MS: i64 = 600_000;
 
 impl<S: Store> Gateway<S> {

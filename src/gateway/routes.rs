@@ -74,7 +74,7 @@ pub enum RouteRule {
     App(AccessRole, RouteScope),
 }
 
-/// What of a request or an answer the namespaces, hosts, users and owners of a grant are compared with.
+/// Part of a request or an answer that is compared with the namespaces, hosts, users and owners of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteScope {
     /// Nothing: the answer is the same for every app.

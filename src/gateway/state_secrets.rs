@@ -18,7 +18,7 @@ use crate::store::{Change, Entry, KeyScope, Store};
 /// Manifests declare a secret with this word.
 const MARKER: &[u8] = b"secret";
 
-/// What a key's value can contain.
+/// Kinds of content of a key's value.
 enum StateContent {
     /// A text of a stored revision: its prefix.
     ManifestText(String),

@@ -171,7 +171,7 @@ pub fn readmit<'a>(
     Ok(AdmittedRequest::Known(charge))
 }
 
-/// Why a body was not read.
+/// Reason why a body was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyError {
     TooLarge,

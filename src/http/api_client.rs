@@ -62,7 +62,7 @@ pub struct ApiClient {
     authorization: (&'static str, String),
 }
 
-/// Why a call failed, and whether the server may have run it.
+/// Reason why a call failed, and whether the server may have run it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The request was not sent, so it did not run.
@@ -82,7 +82,7 @@ pub enum CallError {
     Refused { status: u16, code: i64, message: String },
 }
 
-/// The number that says more: the envelope's code if HTTP reports success.
+/// The more specific number: the envelope's code if HTTP reports success.
 fn number_shown(status: u16, code: i64) -> String {
     if status == 200 { format!("code {code}") } else { format!("HTTP {status}") }
 }

@@ -42,7 +42,7 @@ struct BudgetUsage {
     credentials: HashMap<CredentialKey, Usage>,
 }
 
-/// What a credential may still take: the rest of the budget, and of its group.
+/// Amount that a credential may still take: the rest of the budget, and of its group.
 fn free_for(credential: Option<CredentialKey>, most: usize, total: usize, group: usize) -> usize {
     let of_group = credential.and_then(|credential| credential.group_share(most));
     let free = most.saturating_sub(total);

@@ -29,7 +29,7 @@ pub struct ClientConfig {
     pub insecure: bool,
 }
 
-/// Why no request is sent to an address.
+/// Reason why no request is sent to an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error("{0}")]
@@ -39,7 +39,7 @@ pub enum AddressError {
     Plain(String),
 }
 
-/// Why no client can be made for an address.
+/// Reason why no client can be made for an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(transparent)]
@@ -77,7 +77,7 @@ pub enum ClientError {
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl ClientConfig {
-    /// Checks an address before any request: `Err` says why no request is sent to it.
+    /// Checks an address before any request: `Err`: the reason why no request is sent to it.
     pub fn check(&self, url: &str) -> Result<(), AddressError> {
         let invalid = |why: String| Err(AddressError::Invalid(why));
         let parsed: Url = match url.parse() {
@@ -164,7 +164,7 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// Why a redirect is not followed; `None`: the response is not a redirect. The message shows only the host of the
+/// Reason why a redirect is not followed; `None`: the response is not a redirect. The message shows only the host of the
 /// location: its path and its user may be secrets.
 pub fn redirect(answer: &reqwest::Response) -> Option<String> {
     let status = answer.status();

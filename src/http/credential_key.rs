@@ -23,7 +23,7 @@ pub struct CredentialKey {
     digest: u64,
 }
 
-/// How many callers share a credential.
+/// Number of callers that share a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialScope {
     /// An app, or the token of a controller.

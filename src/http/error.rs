@@ -16,7 +16,7 @@ pub fn describe(error: &reqwest::Error) -> String {
     chain(error)
 }
 
-/// Why no response, or no complete one, arrived: one line.
+/// Reason why no response, or no complete one, arrived: one line.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct TransportError {

@@ -34,7 +34,7 @@ const MAX_PEERS: usize = 10_000;
 /// Maximum characters of a claimed name in the log.
 const MAX_LOGGED_CHARS: usize = 64;
 
-/// How to answer wrong credentials.
+/// Answer to wrong credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginFailureAction {
     /// Answer now: the delay has passed.

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a refusal affects readiness: longer than a usual health-check interval would hide a recovery.
+/// Time for which a refusal affects readiness: longer than a usual health-check interval would hide a recovery.
 const OVERLOAD_WINDOW: Duration = Duration::from_secs(3);
 
 /// A resource whose exhaustion causes refusals.

@@ -10,7 +10,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use super::reload::{Reloadable, watch_file};
 
-/// Why the certificate and key files cannot be used.
+/// Reason why the certificate and key files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read the certificate {}", file.display())]

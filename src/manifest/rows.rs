@@ -228,7 +228,7 @@ fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, RowError> {
     Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
-/// Why a row is not valid.
+/// Reason why a row is not valid.
 #[derive(Debug, thiserror::Error)]
 enum RowError {
     #[error("spec: {}", plain(.0))]

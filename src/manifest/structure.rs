@@ -394,7 +394,7 @@ fn article(thing: &str) -> String {
     }
 }
 
-/// The short form in which the document sets a spec field, and its long form. A field that is set in both is looked for in
+/// The short form in which the document sets a spec field, and its long form. A field that is set in both is searched in
 /// the form that the path names.
 pub fn short_field(root: &Node, path: &FieldPath) -> Option<(&'static str, &'static str)> {
     let has_key = |name: &str| match &root.kind {

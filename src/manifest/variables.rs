@@ -20,7 +20,7 @@ pub struct InstanceVariables<'a> {
     pub scope: &'a VarScope,
 }
 
-/// Why a text cannot be expanded.
+/// Reason why a text cannot be expanded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExpandError {
     Unknown(String),
@@ -130,7 +130,7 @@ fn invalid(name: &str) -> (String, String) {
     )
 }
 
-/// Which variables a spec uses.
+/// Variables that a spec uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariableUse {
     /// The spec has a variable or an escaped `$${`.

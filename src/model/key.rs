@@ -16,7 +16,7 @@ const MAX_NAME: usize = 128;
 /// Maximum length of a GSE 2.0 agent id.
 const MAX_AGENT_ID: usize = 64;
 
-/// Why a text is not a key. Completes the sentence "…cannot be used: ".
+/// Reason why a text is not a key. Completes the sentence "…cannot be used: ".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyError {
     Empty,

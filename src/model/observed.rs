@@ -70,7 +70,7 @@ pub struct RunningProcess {
     pub not_owned: bool,
 }
 
-/// How much of a spec is known.
+/// Known part of a spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum KnownSpec {
     #[default]

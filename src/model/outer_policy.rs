@@ -40,7 +40,7 @@ impl SignatureRule {
 }
 
 impl OuterPolicy {
-    /// What the policy does not allow of an instance. `spec`: of its manifest; an orphan has none.
+    /// Values of an instance that the policy does not allow. `spec`: of its manifest; an orphan has none.
     pub fn violation(&self, key: &InstanceKey, spec: Option<&Spec>) -> Option<String> {
         let outside = |allowed: &Option<Vec<String>>, text: &str| {
             allowed.as_ref().is_some_and(|patterns| !patterns.iter().any(|pattern| glob(pattern, text)))

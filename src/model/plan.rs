@@ -36,7 +36,7 @@ pub struct Step {
     pub instance: InstanceKey,
     pub host: Host,
     pub op: Op,
-    /// Which spec it works with.
+    /// The spec that the step works with.
     pub spec_side: SpecSide,
     /// That spec. `None`: the engine knows it, or needs none.
     pub spec: Option<Arc<HashedSpec>>,
@@ -57,7 +57,7 @@ pub struct Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gate {
     pub process: ProcessKey,
-    /// How long the changed instances must stay healthy.
+    /// Time for which the changed instances must stay healthy.
     pub soak_secs: u64,
     /// More failures than this end the rollout.
     pub max_failures: u64,
@@ -242,7 +242,7 @@ pub struct HeldChange {
     pub at: Option<SourceLocation>,
 }
 
-/// Why a difference is held. The words are stable.
+/// Reason why a difference is held. The words are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HoldReason {
     HostUnknown,

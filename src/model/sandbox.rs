@@ -196,7 +196,7 @@ impl std::fmt::Display for Ulimit {
     }
 }
 
-/// Which system directories are read-only, as in systemd.exec's ProtectSystem.
+/// Read-only system directories, as in systemd.exec's ProtectSystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProtectSystem {

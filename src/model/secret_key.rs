@@ -16,7 +16,7 @@ const ROUNDS: u8 = 8;
 /// Bytes of half a revision, the longest digest.
 const MAX_HALF: usize = 10;
 
-/// What a digest covers. The number is an input of the permutation.
+/// Content of a digest. The number is an input of the permutation.
 #[derive(Clone, Copy)]
 enum DigestKind {
     Secret = 1,

@@ -241,7 +241,7 @@ impl Monitor {
     }
 }
 
-/// How a process is run: 0, 1, 2 on the wire.
+/// Process type: 0, 1, 2 on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub enum AutoType {

@@ -26,7 +26,7 @@ pub enum Value<'a> {
     Section(SectionParts),
 }
 
-/// Where the value of a variable comes from. The number is part of digests.
+/// Origin of the value of a variable. The number is part of digests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvOrigin {
     Spec = 0,

@@ -24,7 +24,7 @@ use crate::reconcile::Caps;
 
 /// Interval between full observations, even without an inconsistency.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
-/// How long the stream may take to reach the watermark.
+/// Time that the stream may take to reach the watermark.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A stream that ends sooner does not cause a full observation.
@@ -53,7 +53,7 @@ struct CachedObservation {
     under_agent_id: BTreeMap<InstanceKey, HostKey>,
 }
 
-/// Why the cache cannot be updated from the stream.
+/// Reason why the cache cannot be updated from the stream.
 #[derive(Debug, thiserror::Error)]
 enum Resync {
     #[error("a pass was cancelled")]

@@ -4,7 +4,7 @@ use crate::backend::BackendError;
 use crate::model::InstanceKey;
 use crate::store;
 
-/// Why an observation failed.
+/// Reason why an observation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ObserveError {
     #[error(transparent)]

@@ -15,7 +15,7 @@ const MASK: u16 = 0x10;
 /// Maximum length of a list that is read. A longer one counts as an entry for others.
 const MAX_BYTES: usize = 64 << 10;
 
-/// Who has this right by an access control list, other than root and the trusted user; `None`: no list, or no such
+/// The holder of this right by an access control list, other than root and the trusted user; `None`: no list, or no such
 /// entry.
 pub fn others(path: &Path, trusted: u32, right: u16) -> Option<String> {
     let mut bytes = vec![0; MAX_BYTES];

@@ -25,7 +25,7 @@ pub fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Why a path is not safe, with the command that corrects it.
+/// Reason why a path is not safe, with the command that corrects it.
 #[derive(Debug, thiserror::Error)]
 pub enum PermissionError {
     #[error("cannot check {}", path.display())]
@@ -143,7 +143,7 @@ fn refuse_writable(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), Per
     Ok(())
 }
 
-/// Which other users can read a path that holds secrets; `None`: only its owner and root.
+/// Other users that can read a path that holds secrets; `None`: only its owner and root.
 pub fn readers(meta: &Metadata) -> Option<String> {
     if meta.mode() & OTHERS_READ != 0 {
         return Some("every user".to_owned());

@@ -2,7 +2,7 @@
 
 use rcgen::{CertificateParams, DnType, KeyPair};
 
-/// Why a key cannot be made or used.
+/// Reason why a key cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentKeyError {
     #[error("cannot make a key")]

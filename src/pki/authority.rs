@@ -22,7 +22,7 @@ pub const MAX_REQUEST_BYTES: usize = 8 << 10;
 /// Validity of a new CA certificate.
 const CA_LIFE_SECS: u64 = 10 * 365 * 86_400;
 
-/// Why the files of an authority cannot be used. The texts contain no key.
+/// Reason why the files of an authority cannot be used. The texts contain no key.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     #[error("cannot read {}", file.display())]
@@ -45,7 +45,7 @@ pub enum AuthorityError {
     Make(#[source] rcgen::Error),
 }
 
-/// Why no certificate is signed.
+/// Reason why no certificate is signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningError {
     #[error("the certificate request is larger than {MAX_REQUEST_BYTES} bytes")]

@@ -13,7 +13,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b':').remove(b'-'
 /// Maximum hosts of one certificate.
 pub const MAX_HOSTS: usize = 1_000;
 
-/// Why a certificate cannot be read.
+/// Reason why a certificate cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
     #[error("the certificate is not valid DER")]

@@ -29,7 +29,7 @@ pub struct Caps {
     pub schedules: &'static [Field],
 }
 
-/// How a target renames a running process without a restart.
+/// Method by which a target renames a running process without a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moves {
     /// Not supported: the instance is held.

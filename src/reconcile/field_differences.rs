@@ -15,7 +15,7 @@ impl Reason {
     }
 }
 
-/// How the secrets of an instance are shown.
+/// Display of the secrets of an instance.
 #[derive(Default)]
 pub struct SecretView<'a> {
     /// Known specs of the instance: a value that any of them marks as secret is redacted in all.

@@ -429,7 +429,7 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// Why a plan may not change an instance.
+/// Reason why a plan may not change an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OwnershipConflict {
     Other { owner: String, of_plan: String },

@@ -51,7 +51,7 @@ pub struct HoldRules {
     pub break_glass: Option<String>,
 }
 
-/// Which owned instances count as orphans.
+/// Owned instances that count as orphans.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OrphanRules {
     /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.

@@ -1,9 +1,9 @@
-//! Effect table of one spec, as the planner and `explain` read it.
+//! Effects of one spec, as the planner and `explain` read it.
 
 use crate::model::{Effect, Field, OnChange, Spec, SpecRevision, Value};
 pub use crate::model::{EffectTable, base_effect, effect_of};
 
-/// One row: a field of a spec, the effect of changing it, and its value.
+/// A field of a spec, the effect of a change to it, and its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldEffect<'a> {
     pub field: Field,

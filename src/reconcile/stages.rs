@@ -156,7 +156,7 @@ pub fn hold_unavailable<'a>(found: &mut PlanDraft<'a>, desired: &'a Desired, obs
     hold(found, full, HoldReason::MaxUnavailable, detail);
 }
 
-/// How many instances may change at a time, per process and group.
+/// Number of instances that may change at a time, per process and group.
 #[derive(Default)]
 pub struct AllowedDisruptions<'a>(HashMap<(&'a ProcessKey, usize), usize>);
 

@@ -89,7 +89,7 @@ fn step(
 /// Maximum rounds: more than the length of any realistic chain of identity hand-overs.
 const ROUNDS: usize = 16;
 
-/// What the waves depend on: unchanged while they are assigned.
+/// Inputs of the waves: unchanged while they are assigned.
 struct WaveInputs<'a> {
     desired: &'a Desired,
     observed: &'a Observed,

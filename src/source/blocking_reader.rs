@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{ChangeSignal, SourceState};
 use crate::manifest::{Code, FileContent, Problem};
 
-/// How long a read is awaited.
+/// Maximum wait for a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Poll interval where no change notifications are available.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);

@@ -44,7 +44,7 @@ pub struct Directory {
     sure: StableRevision,
 }
 
-/// What was read so far.
+/// Result of the reads so far.
 #[derive(Default)]
 struct ReadProgress {
     /// The last scan of the whole tree.
@@ -64,7 +64,7 @@ const MAX_TOUCHED_PATHS: usize = 1000;
 /// Maximum number of symlinks on the way to a file, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
 
-/// How changes are detected.
+/// Method of change detection.
 #[derive(Default)]
 struct FileWatch {
     /// Targets of the paths when the watch was set up.

@@ -52,7 +52,7 @@ pub struct SourceState {
 /// Post-processing of the desired state, such as the local agent's default user.
 pub type PostProcess = Box<dyn FnMut(&mut Desired) + Send>;
 
-/// Why a source is not followed. The active revision stays.
+/// Reason why a source is not followed. The active revision stays.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SourceError {
     /// The repository could not be fetched or read.
@@ -129,7 +129,7 @@ impl Source {
         }
     }
 
-    /// How long to wait before the next check, without a trigger.
+    /// Time until the next check, without a trigger.
     pub fn wait(&self) -> Duration {
         match self {
             Source::Directory(directory) => directory.wait(),

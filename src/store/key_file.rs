@@ -19,7 +19,7 @@ const ID_BYTES: usize = 8;
 /// First line of a file that stores values without encryption.
 const PLAIN: &str = "plain";
 
-/// Where the keys of a store come from.
+/// Origin of the keys of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KeySource {
     /// Values are not encrypted.
@@ -170,7 +170,7 @@ impl KeyRing {
     }
 }
 
-/// Why a key file cannot be used.
+/// Reason why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     #[error("cannot read the key file {}", file.display())]

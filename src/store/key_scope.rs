@@ -6,7 +6,7 @@
 use super::keys;
 use crate::model::InstanceKey;
 
-/// What a controller key belongs to.
+/// Scope of a controller key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyScope<'a> {
     Owner(&'a str),

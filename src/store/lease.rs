@@ -24,7 +24,7 @@ pub const MAX_TTL: Duration = Duration::from_secs(60);
 pub const MAX_GENERATION: u64 = 1 << 53;
 /// The greatest generation that an administrator may set: far enough below [`MAX_GENERATION`] to never reach it.
 pub const MAX_RESET: u64 = 1 << 52;
-/// How far above the store's own number an agent's report may raise the next generation.
+/// Maximum amount by which an agent's report may raise the next generation above the store's own number.
 const MAX_STEP: u64 = 1 << 20;
 
 impl Holder {
@@ -121,7 +121,7 @@ pub enum Reported {
     OutOfBounds,
 }
 
-/// Why a generation is rejected.
+/// Reason why a generation is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fenced {
     /// Another holder has taken the lease since.
@@ -218,7 +218,7 @@ fn ms(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// How a lease was lost.
+/// Cause of a lost lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseLost {
     /// No renewal succeeded within the lifetime: another process may hold the lease.

@@ -18,7 +18,7 @@ pub struct Remote {
 
 /// Timeout of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long the gateway waits for a change before it answers.
+/// Maximum wait of the gateway for a change before it answers.
 const WAIT: Duration = Duration::from_secs(10);
 /// Maximum entries per response.
 const PAGE: usize = 5_000;

@@ -228,7 +228,7 @@ fn a_slow_stop_is_reported_as_running() {
     never["monitor_policy"]["start_check_secs"] = json!(1);
     let (code, message) = system.operate("never", 0, &never);
     assert!(code == 836 && message.contains("never.pid"), "{code} {message}");
-    // One that says very much is not held up, and neither is anybody else.
+    // A command with much output is not delayed, and delays no other one.
     let flood = system.spec(
         "flood",
         "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done",

@@ -1,6 +1,6 @@
-//! Plan cases: each folder of `tests/cases` is one, and reads as documentation. `manifest.yaml` says what is wanted
-//! (its first lines say what the case shows), `observed.json` what is there, `args` which flags are given; what
-//! `abide plan` then prints is in `expected.txt`, and as JSON in `expected.json`.
+//! Plan cases: each folder of `tests/cases` is one, and documents one situation. `manifest.yaml` is the desired state (its
+//! first lines explain the case), `observed.json` the observed state, and `args` the flags. `expected.txt` and
+//! `expected.json` contain the output of `abide plan`.
 //!
 //! `ABIDE_UPDATE=1 cargo test cases` rewrites the expectations; read the diff before you commit it.
 

@@ -93,7 +93,7 @@ fn a_broken_stream_loses_and_repeats_nothing() {
     let op = agent.next("op");
     let seq = op["seq"].as_u64().expect("a number");
     assert_eq!(row(&server, &task)["error_code"], 115);
-    // It got lost on the way: the agent says that it does not know it.
+    // The message was lost: the agent reports that it does not know the operation.
     drop(agent);
     let mut agent = Agent::after(&server, "a", seq - 1);
     assert_eq!(agent.next("op")["op_id"], op["op_id"], "the same once more");

@@ -107,7 +107,7 @@ fn a_discovered_file_does_not_shadow_the_users_own() {
     checkout.refused(&PLAN, "is defined in ");
     let (_, _, err) = checkout.run(&PLAN);
     assert!(err.contains("/home/.config/abide/config.yaml as well"), "{err}");
-    // What the found file says nothing of stays the user's.
+    // Settings that the found file does not have stay those of the user.
     checkout.tree.write("w/abide.yaml", hostile.replace("{it:", "{other:"));
     let (code, _, err) = checkout.run(&PLAN);
     assert_eq!(code, 0, "{err}");

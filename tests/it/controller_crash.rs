@@ -15,10 +15,10 @@ use crate::dialects::{Daemon, Fleet};
 use crate::support::until;
 use crate::system::kill;
 
-/// A place with real processes, where manifests are in `m`.
+/// A system with real processes and manifests in `m`.
 trait Stage: Sized {
     fn set_up(dialect: &'static str) -> Self;
-    /// With whatever says whom it is for.
+    /// The command with the flags of the stage: target, state and owner.
     fn command(&self, args: &[&str]) -> Command;
     fn folder(&self) -> String;
     /// A process of the owner that does not change: prune needs one that remains.
@@ -307,9 +307,9 @@ fn nothing_left(stage: &impl Stage, flags: &[&str]) -> bool {
     ended.expect("it runs").code() == Some(0)
 }
 
-/// What counts as a point: calls and writes of the journal, up to the last of these. Renewing leases and asking for results
-/// are no points, and nothing is looked at because time has passed, since the interval is long. How many close looks there
-/// are, and what goes into one call, still differs a little from run to run: the look after the work makes up for it.
+/// The number of points: calls and writes of the journal, up to the last of these. Lease renewals and polls do not count,
+/// and no observation is caused by time, since the interval is long. The number of live checks and the content of a call
+/// still differ a little from run to run: the observation after the work compensates for that.
 fn points(steps: &str) -> usize {
     let steps: Vec<&str> = steps.lines().collect();
     steps.iter().rposition(|step| step.starts_with("journal")).map_or(0, |last| last + 1)

@@ -414,7 +414,7 @@ fn names_are_found_whatever_a_body_repeats() {
     // The longest names still find another one.
     let long = "n".repeat(128);
     assert_eq!(instances((0..3).map(|n| process(&long, format!("/x{n}"), &["10.0.0.1"])).collect()), 3);
-    // A name that looks numbered is kept as it is.
+    // A name that seems numbered is unchanged.
     assert_eq!(
         instances(vec![
             process("a-2", "/x".into(), &["10.0.0.1"]),

@@ -17,7 +17,7 @@ fn with_pipes(command: &mut Command) -> KillOnDrop {
     KillOnDrop(command.spawn().expect("it starts"))
 }
 
-/// The line that says that it is ready, and the rest for later.
+/// The `ready` line, and the rest for later.
 fn ready(child: &mut Child) -> (String, impl Read + use<>) {
     let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut line = String::new();

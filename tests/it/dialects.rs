@@ -143,7 +143,7 @@ impl Fleet {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What the gateway says of every process, whatever it is called there.
+    /// The gateway's rows of all processes, under any name.
     pub fn rows(&self) -> Vec<Value> {
         let page =
             self.system.server.call("GET", "/api/abide/v1/processes?limit=1000", serde_json::json!({}));

@@ -34,7 +34,7 @@ struct Stub {
     hangs: bool,
     /// Accepts calls, and does not answer afterwards.
     leaves: bool,
-    /// Cannot be looked at from here on.
+    /// The target cannot be observed from here on.
     blind_after: Option<Duration>,
     /// Hosts that are gone by then.
     gone: Option<(&'static str, Duration)>,

@@ -136,7 +136,7 @@ fn a_rewound_branch_is_refused_also_after_a_crash() {
     let said = repo.read_log("watch.log");
     assert!(said.contains(&first) && said.contains(&second), "{said}");
     assert!(said.contains(&format!("--accept-rewind {first}")), "{said}");
-    // Killed, and started again: it stays at the last one, does nothing twice, and says so again.
+    // Killed, and started again: the watch keeps the last commit, repeats nothing, and reports the rewind again.
     watch.0.kill().expect("it is killed");
     watch.0.wait().expect("it ends");
     let mut again = repo.watch("again", &[]);
@@ -411,7 +411,7 @@ fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
     until("the other was ended", || !is_alive(other));
 }
 
-/// What a webhook does: it is looked at now, not at the next interval.
+/// A webhook causes a fetch at once, not at the next interval.
 #[test]
 fn a_webhook_triggers_a_fetch() {
     let repo = Repo::new();

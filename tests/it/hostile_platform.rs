@@ -28,7 +28,7 @@ enum FaultKind {
     Says115,
     /// No result has any row, ever.
     NoRows,
-    /// The same for everything, looks too: nothing can be known.
+    /// The same for every call, observations included: nothing can be known.
     Mute,
     /// A task is not queued when it is first asked about.
     NotQueued,

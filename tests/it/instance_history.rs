@@ -72,7 +72,7 @@ fn restarts_and_exits_survive_relaunches_and_kills_of_the_agent() {
     assert_eq!((&row["restarts"], &row["exits"]), (&json!(0), &json!([])), "{row}");
 }
 
-/// A program that binds a port, and says why it cannot.
+/// A program that binds a port, and prints the reason of a failure.
 const SERVER: &str = "import http.server, sys\n\
     http.server.ThreadingHTTPServer((\"127.0.0.1\", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()\n";
 

@@ -183,7 +183,7 @@ fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
     until("and repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
 }
 
-/// A reading that is not whole takes nothing away, and says what it left.
+/// An incomplete read removes nothing, and reports the kept files.
 #[test]
 fn a_prune_blocked_by_a_broken_file_is_reported() {
     let machine = Machine::new();

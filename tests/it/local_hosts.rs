@@ -1,4 +1,4 @@
-//! The local system's hosts and exits: every host is served again, and each exit says what it leaves unsupervised.
+//! The local system's hosts and exits: every host is served again, and each exit names the processes that it leaves unsupervised.
 
 use crate::apply::Machine;
 use crate::support::until;

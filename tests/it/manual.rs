@@ -39,7 +39,7 @@ fn an_operation_on_several_processes_runs_on_each() {
 fn an_unowned_process_stays_unowned() {
     for dialect in ["abide", "gse-v1"] {
         let fleet = Fleet::new(dialect);
-        // Such a platform is looked at where we know of something.
+        // Such a platform is observed only for recorded instances.
         fleet.write(&Daemon::new("ours"));
         fleet.well("something", &[]);
         let mut spec = fleet.system.spec("foreign", "exec sleep 1000");

@@ -166,11 +166,11 @@ fn a_saved_plan_has_its_inputs_and_no_secret() {
     for text in others.iter().chain([&saved, &out, &err]) {
         assert!(!text.contains("horse") && !text.contains("staple"), "{text}");
     }
-    // A value that one side keeps secret is not given away by the other.
+    // A value that one side declares as secret is not shown for the other side either.
     let plain = old.replace(r#"{"value": "battery-staple", "secret": true}"#, r#""battery-staple""#);
     let (_, out, _) = run(&self::tree(&secret, &plain), &["plan"]);
     assert!(out.contains("env.TOKEN") && !out.contains("staple"), "{out}");
-    // Nor by what one of two old sides says, nor by the message about a wrong row.
+    // Neither by one of two old specs, nor by the message about a wrong row.
     let two = plain.replace("\"spec\"", &format!("\"live_spec\": {}, \"spec\"", spec_of(&old)));
     for verb in ["plan", "diff"] {
         let (_, out, _) = run(&self::tree(GOOD, &two), &[verb]);

@@ -78,7 +78,7 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
         }
         (AutoType::OneShot, other) => panic!("{other}"),
     };
-    // Without a registry what was given is there exactly while it is guarded.
+    // Without a registry what was given is there exactly while it is supervised.
     let given = given.filter(|_| caps.registry || hosted);
     Situation { given, hosted, live, ran, old_known: true, stops: Stops::default(), identities_differ: false }
 }
@@ -384,7 +384,7 @@ fn plans_with_dependencies_are_shortest() {
     }
 }
 
-/// The fewest operations for all, where one starts only while the one before it runs; looks no further than `most`.
+/// The fewest operations for all, where one starts only while the one before it runs; the search stops at `most`.
 fn shortest_together(from: &[World], goal: Goal, caps: Caps, most: usize) -> Option<usize> {
     let specs: HashSet<Delta> = from.iter().flat_map(|w| [Some(NEW), w.given, w.live]).flatten().collect();
     let mut before: HashSet<Vec<World>> = HashSet::new();

@@ -70,7 +70,7 @@ fn a_reader_without_the_token_sees_no_command_and_no_variable() {
     );
     assert_eq!(whole("/api/v1/plan").json()["redacted"], serde_json::Value::Null);
     assert_eq!(send(at, "POST", "/api/v1/resume", &token, body).status, 200);
-    // A command that fails, and says why.
+    // A command that fails, and prints the reason.
     machine.write(
         "bad",
         "  control: {start_mode: foreground, start_cmd: 'echo says-its-password pass-bad >&2; exit 7'}\n",

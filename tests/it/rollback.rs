@@ -48,7 +48,7 @@ fn a_rollback_pins_the_earlier_revision_until_the_next_apply() {
     let (code, out, _) = machine.run(&["rollback", "--to", &first[..6], "-o", "json"]);
     assert!(code == 4 && out.contains("NoApproval"), "{code} {out}");
     assert!(!machine.run(&["status"]).1.contains("pinned"));
-    // What is not known is said, with what is.
+    // The error for an unknown revision lists the stored ones.
     let (code, _, err) = machine.run(&["rollback", "--to", "000000000000", "--yes"]);
     assert!(code == 1 && err.contains(&first[..12]) && err.contains(&second[..12]), "{code} {err}");
     assert_eq!(machine.run(&["rollback", "--to", "0000", "--yes"]).0, 64);

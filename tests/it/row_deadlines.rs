@@ -19,7 +19,7 @@ use crate::system::{APPS, System, is_alive, lines};
 const HOST: &str = "0:127.0.0.1";
 const HOUR_MS: i64 = 3_600_000;
 
-/// A stand-in for an agent: one session that says every 100 ms that it is there, until it is dropped.
+/// A stand-in for an agent: one session that polls every 100 ms, until it is dropped.
 struct FakeAgent {
     address: std::net::SocketAddr,
     session: String,

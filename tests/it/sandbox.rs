@@ -345,7 +345,7 @@ fn no_command_enters_a_namespace_that_the_process_made() {
     assert!(!home.text("seen").contains("hostile"), "{}", home.text("seen"));
 }
 
-/// What a manifest says is applied, shown, compared and exported.
+/// The sandbox of a manifest is applied, shown, compared and exported.
 /// The agent's log writer runs as the process's user, but outside its sandbox: it must not be a way out.
 #[test]
 fn no_process_of_the_agent_leads_out_of_a_sandbox() {

@@ -63,7 +63,7 @@ impl<'a> Controller<'a> {
         (reconcile(&self.desired, &observed, &self.rules, &now), observed)
     }
 
-    /// One pass: the first step of every instance of the first wave, then back to looking.
+    /// One pass: the first step of every instance of the first wave, then the next observation.
     fn pass(&mut self) -> usize {
         let (plan, observed) = self.plan();
         let Some(wave) = plan.waves.first() else { return 0 };

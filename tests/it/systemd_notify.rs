@@ -40,7 +40,7 @@ fn systemd_is_notified_of_ready_watchdog_and_stopping() {
         }
     };
     hear("READY=1");
-    // It was said after the listener answers.
+    // The notification was sent after the listener answers.
     let at = address(&machine, "watch.log");
     assert_eq!(get(at, "/healthz").status, 200);
     hear("STATUS=leading: 1 of 1 instance in sync");

@@ -85,7 +85,7 @@ fn data_of_another_type_is_quoted_as_well() {
     }
 }
 
-/// An operation whose answer is a page may have run: its step is checked and says what came.
+/// An operation whose answer is a page may have run: its step is checked, and its message contains the page.
 #[test]
 fn the_message_of_a_step_contains_the_unreadable_answer() {
     let nothing = r#"{"result": true, "code": 0, "message": "", "data": {"count": 0, "proc_infos": []}}"#;

@@ -1,6 +1,6 @@
 //! Upgrades: what the last version left on disk and running is kept, with every pid and every `abide_rev`.
 //!
-//! `fixtures/upgrade` holds the files of a gateway and of an agent as that version wrote them (`make` there says how).
+//! `fixtures/upgrade` holds the files of a gateway and of an agent as that version wrote them (see `make` there).
 //! `ABIDE_OLD=/path/to/abide` names an older binary: the last two tests then replace it by this one, and put it back.
 
 use std::collections::BTreeMap;

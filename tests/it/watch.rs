@@ -19,7 +19,7 @@ pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
     watch
 }
 
-/// The same for a machine with `a` and `b`, once both run and it has said so.
+/// The same for a machine with `a` and `b`, once both run and `converged` is logged.
 fn watch_two(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let watch = watch(machine, log, more);

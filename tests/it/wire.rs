@@ -40,7 +40,7 @@ fn the_register_proc_info_example_is_parsed() {
     assert_eq!(seen["start"], body["spec"]["control"]["start_cmd"]);
     assert_eq!(seen["cpu"], body["spec"]["resource"]["cpu"]);
     assert_eq!(seen["labels"], body["meta"]["labels"]);
-    // An empty text is nothing said, and so is an entry of configmap that says nothing.
+    // An empty text counts as unset, and so does an empty entry of configmap.
     assert_eq!(
         (&seen["value_key"], &seen["crontab_rule"], &seen["configmap"]),
         (&Value::Null, &Value::Null, &json!(0))
@@ -81,7 +81,7 @@ fn responses_match_the_documentation() {
         "data": {"bk_gse_taskid": "GSETASK:20180315180551:1000"}});
     let read: Envelope<JobTaskData> = serde_json::from_value(job).expect("an answer");
     assert_eq!(read.data.map(|data| data.bk_gse_taskid).as_deref(), Some("GSETASK:20180315180551:1000"));
-    // The platform that cannot reach GSE says so with no data.
+    // A platform that cannot reach GSE answers so, without data.
     let lost: Envelope<Rows> =
         serde_json::from_value(json!({"result": false, "code": 50001, "message": "x", "data": null}))
             .expect("an answer");

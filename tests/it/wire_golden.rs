@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::http::Request;
 use crate::support::{command, project, stderr, stdout};
 
-/// What came: the path, the headers in lower case, the body.
+/// A received request: the path, the headers in lower case, the body.
 type RecordedRequest = (String, String, Value);
 
 struct FakePlatform {
@@ -22,7 +22,7 @@ struct FakePlatform {
 }
 
 impl FakePlatform {
-    /// Answers with what the documents say, for one process that is not there until it is started.
+    /// Answers as the documents show, for one process that does not exist until it is started.
     fn new(config: &str, manifest: &str, keys: [&'static str; 2]) -> FakePlatform {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -53,7 +53,7 @@ impl FakePlatform {
         (output.status.code().unwrap_or(-1), stdout(&output) + &stderr(&output))
     }
 
-    /// The bodies of calls to a path, without close looks.
+    /// The bodies of calls to a path, without live checks.
     fn bodies(&self, path: &str) -> Vec<Value> {
         let asked = self.asked.lock().expect("a lock");
         let meant =
@@ -134,7 +134,7 @@ fn config(dialect: &str, more: &str) -> String {
     CONFIG.replace("DIALECT", dialect).replace("MORE", more)
 }
 
-/// What the documents' examples show as empty is nothing said.
+/// The value without the empty fields of the documents' examples, which count as unset.
 fn normalized(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -149,7 +149,7 @@ fn normalized(value: &Value) -> Value {
     }
 }
 
-/// Takes out what only we add, and says what it was.
+/// Splits a body into its documented fields and those that only Abide adds.
 fn split_abide_fields(body: &Value) -> (Value, Value) {
     let mut body = body.clone();
     let mut ours = json!({});

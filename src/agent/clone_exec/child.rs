@@ -36,7 +36,7 @@ pub struct ChildContext {
     pub failed: Option<FailedStep>,
 }
 
-/// What a process has from its creator, the agent or the launcher.
+/// Relation of a process to its creator, the agent or the launcher.
 pub struct ChildCreator {
     /// The process shares the agent's descriptor table, and copies only the descriptors below this one; -1: it has a copy
     /// of the whole table.

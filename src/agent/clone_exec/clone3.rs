@@ -28,7 +28,7 @@ struct CloneArgs {
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Where the kernel writes numbers of a new process; null: nowhere. The addresses are only accessed atomically.
+/// Addresses at which the kernel writes numbers of a new process; null: nowhere. The addresses are only accessed atomically.
 pub struct CloneWords {
     /// The pidfd, which the caller then owns.
     pub pidfd: *mut c_int,

@@ -42,7 +42,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of descriptors in one message.
 pub const MAX_DESCRIPTORS: usize = 8;
 
-/// Why the launcher created no process.
+/// Reason why the launcher created no process.
 #[derive(Debug, thiserror::Error)]
 pub enum LauncherError {
     #[error("cannot start the launcher: {0}")]

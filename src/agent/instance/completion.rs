@@ -8,7 +8,7 @@ use crate::agent_protocol::{InstanceHistory, OwnedSpec};
 use crate::model::{AutoType, Effect, RestartRule, RestartWhen, difference};
 
 impl InstanceTask {
-    /// How the process ended whose handle is still open.
+    /// End of the process whose handle is still open.
     pub(super) fn process_end(&self, code: Option<i32>) -> ProcessEnd {
         let is_signalled = self.handle.as_ref().is_some_and(|handle| handle.was_signalled());
         match code {

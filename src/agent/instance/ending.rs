@@ -25,7 +25,7 @@ use crate::failpoint;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Effect, Monitor, Spec, StartMode, difference, signal_number};
 
-/// How an operation stops a process.
+/// Method by which an operation stops a process.
 struct StopForm<'a> {
     command: Option<&'a str>,
     /// Without a command.

@@ -45,7 +45,7 @@ const MAX_MISSES: u32 = 4;
 /// Time in which a process ends that does not handle the signal of a reload.
 const SIGNAL_SETTLE: Duration = Duration::from_millis(500);
 
-/// How a process is reloaded.
+/// Method of a reload.
 enum ReloadBy {
     Command(String),
     Signal(Signal),
@@ -234,7 +234,7 @@ impl InstanceTask {
     }
 
     /// Signals the main process, and gives it time to end: one that does not handle the signal ends at once. A resumed
-    /// reload sends the signal again, since nothing tells whether it arrived.
+    /// reload sends the signal again, since nothing shows whether it arrived.
     async fn send_reload_signal(&mut self, signal: Signal) -> Result<CommandExit, AgentError> {
         if let Some(handle) = &self.handle {
             let _ = handle.signal(signal);
@@ -336,7 +336,7 @@ impl InstanceTask {
         let (Some(tree), Ok(rights)) = (self.tree(self.handle.as_ref()), self.shared.rights_of(spec)) else {
             return false;
         };
-        // A scan that failed says nothing: without a result, the tree with a healthy successor would be ended.
+        // A failed scan proves nothing: without a result, the tree with a healthy successor would be ended.
         let mut members = tree.members().await;
         for _ in 1..MAX_SCANS {
             if members.is_err() {

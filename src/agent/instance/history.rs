@@ -7,10 +7,10 @@ use crate::agent_protocol::{AgentOp, ExitReason, FailedStart, OpRequest, Process
 use crate::clock;
 use crate::gse::codes::RowCode;
 
-/// How long a failed start of an instance that is not registered stays visible, in milliseconds.
+/// Time for which a failed start of an instance that is not registered stays visible, in milliseconds.
 pub const FAILED_START_MS: i64 = 24 * 3_600_000;
 
-/// What ended a process.
+/// Cause of the end of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ExitCause {
     /// The process itself, or a signal of another program.

@@ -138,7 +138,7 @@ impl InstanceTask {
         };
         traces.add_session(&process, &intent.incarnation, group.as_ref());
         failpoint::point("born");
-        // A group without a process refused the launch: it says nothing about the tree.
+        // A group without a process refused the launch: it proves nothing about the tree.
         let is_grouped = process.is_grouped;
         let group =
             group.filter(|group| is_grouped || !group.processes().is_empty() || !group.remove_if_empty());

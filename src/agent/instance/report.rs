@@ -129,7 +129,7 @@ impl InstanceTask {
         }
     }
 
-    /// Why the last health check of the running process failed.
+    /// Reason why the last health check of the running process failed.
     fn health_message(&self) -> Option<String> {
         let live = &self.state.run.as_ref().filter(|_| self.is_running())?.live.spec;
         HealthSettings::of(live)?;

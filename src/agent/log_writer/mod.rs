@@ -41,7 +41,7 @@ const PIPE_BYTES: libc::c_int = 1 << 20;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 const PIPEFS_MAGIC: u64 = 0x5049_5045;
 
-/// Why a process has no log writer.
+/// Reason why a process has no log writer.
 #[derive(Debug, thiserror::Error)]
 pub enum LogWriterError {
     #[error("cannot create a pipe for the output: {0}")]

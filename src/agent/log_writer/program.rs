@@ -209,7 +209,7 @@ impl LostOutput {
     }
 }
 
-/// Writes the queue to the log. Output that cannot be written is dropped and counted, and the log says so once it can be
+/// Writes the queue to the log. Output that cannot be written is dropped and counted, and the log gets the count once it can be
 /// written again.
 fn write_all(queue: &OutputQueue, mut log: RotatingLog, mut lost: LostOutput) {
     // Without lost output there is nothing to do until more arrives.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum queued bytes.
 const MAX_BYTES: usize = 4 << 20;
-/// How long a full queue waits for the disk.
+/// Maximum wait of a full queue for the disk.
 const STALL: Duration = Duration::from_secs(1);
 
 /// An item of the queue.

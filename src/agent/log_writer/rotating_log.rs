@@ -79,7 +79,7 @@ impl RotatingLog {
         Ok(())
     }
 
-    /// How many of these bytes fit into the file: whole lines. Zero: the file is full.
+    /// Number of these bytes that fit into the file: whole lines. Zero: the file is full.
     fn fitting(&self, bytes: &[u8]) -> usize {
         let room = usize::try_from(self.rotate_at.saturating_sub(self.size)).unwrap_or(usize::MAX);
         if bytes.len() <= room {

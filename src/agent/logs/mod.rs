@@ -35,11 +35,11 @@ const MAX_READS: usize = 128;
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum wait of one read.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Interval between two looks for new lines, first and last. It doubles while there are none.
+/// Interval between two checks for new lines, first and last. It doubles while there are none.
 const FIRST_POLL: Duration = Duration::from_millis(50);
 const LAST_POLL: Duration = Duration::from_millis(400);
 
-/// Where the log of each instance is: in the file of its spec (that of its process, or of its last launch), and in stored
+/// Location of the log of each instance: in the file of its spec (that of its process, or of its last launch), and in stored
 /// outputs.
 #[derive(Default)]
 pub struct LogSources {
@@ -157,7 +157,7 @@ impl LogReads {
     }
 }
 
-/// Why a log cannot be read.
+/// Reason why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum LogReadError {
     #[error("the agent does not know this process")]
@@ -204,7 +204,7 @@ struct Cursor {
     until: Option<LogPosition>,
 }
 
-/// Where a read begins.
+/// Start of a read.
 #[derive(Clone)]
 enum ReadStart {
     Tail(Option<u64>, Option<i64>),

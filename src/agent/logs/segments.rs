@@ -167,7 +167,7 @@ impl LogPart {
         }
     }
 
-    /// Where the last `left` lines begin, and how many lines are missing in this part.
+    /// Offset of the last `left` lines, and the number of lines that are missing in this part.
     fn tail(&self, mut left: u64, budget: &mut u64) -> io::Result<(SegmentOffset, u64)> {
         if left == 0 {
             return Ok(((self.0.len(), 0), 0));
@@ -205,7 +205,7 @@ impl LogPart {
         Ok(((0, 0), left))
     }
 
-    /// Where the lines since a time begin: in the first file that was written since, at the first line with that time.
+    /// Offset of the lines since a time: in the first file that was written since, at the first line with that time.
     fn since(&self, time: i64) -> io::Result<SegmentOffset> {
         for (index, segment) in self.0.iter().enumerate().filter(|(_, one)| one.modified >= time) {
             let found = match &segment.id {

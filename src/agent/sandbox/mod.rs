@@ -22,7 +22,7 @@ use crate::model::{
     AutoType, Sandbox, SandboxProblem, Spec, StartMode, ULIMITS, capability_number, ulimit_number,
 };
 
-/// Why a launch cannot be restricted as its spec demands.
+/// Reason why a launch cannot be restricted as its spec demands.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     #[error(transparent)]

@@ -12,7 +12,7 @@ pub struct KilledProcesses {
     killed: Vec<(u32, String)>,
     /// Processes that are still alive after the kill timeout.
     survivors: Vec<(u32, String)>,
-    /// Why more processes may be alive.
+    /// Reason why more processes may be alive.
     unknown: Option<UnknownMembers>,
 }
 

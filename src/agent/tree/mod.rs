@@ -74,11 +74,11 @@ struct OrphanScan {
 #[derive(Default)]
 pub struct TreeMembers {
     pub known: Vec<ProcessIdentity>,
-    /// Why there may be more members.
+    /// Reason why there may be more members.
     pub unknown: Option<UnknownMembers>,
 }
 
-/// Why not all members of a tree are known: the tree may have more processes.
+/// Reason why not all members of a tree are known: the tree may have more processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownMembers {
     #[error(transparent)]

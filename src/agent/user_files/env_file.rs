@@ -9,7 +9,7 @@
 //! Unlike systemd, a line that is not an assignment is an error: a variable must not be lost silently. An error names the
 //! line and never its content, which may be a secret.
 
-/// Why an environment file cannot be used.
+/// Reason why an environment file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} {problem}")]
 pub struct EnvFileError {

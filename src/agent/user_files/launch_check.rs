@@ -8,7 +8,7 @@ use super::walk::{FileAccess, FileError, parent};
 use super::{FileWork, Rights, UserFileError, open_log};
 
 impl Rights {
-    /// Why a launch could not append to an existing log. A missing file is accepted: a launch creates it.
+    /// Reason why a launch could not append to an existing log. A missing file is accepted: a launch creates it.
     pub async fn check_log(&self, path: &str, name: &str) -> Result<(), UserFileError> {
         let (path, name) = (PathBuf::from(path), name.to_owned());
         self.run(FileWork::Launch, "open log_path", move |rights| {
@@ -20,7 +20,7 @@ impl Rights {
         .await
     }
 
-    /// Why a launch could not replace an existing pid file.
+    /// Reason why a launch could not replace an existing pid file.
     pub async fn check_pid_file(&self, path: &str) -> Result<(), UserFileError> {
         let path = PathBuf::from(path);
         self.run(FileWork::PidFile, "read pid_path", move |rights| {

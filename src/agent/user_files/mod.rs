@@ -48,7 +48,7 @@ const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 /// Bytes at the end of a log that a message may show.
 const LOG_TAIL_BYTES: u64 = 4096;
 
-/// Why a file of a spec cannot be used with its user's rights.
+/// Reason why a file of a spec cannot be used with its user's rights.
 #[derive(Debug, thiserror::Error)]
 pub enum UserFileError {
     #[error("{attempt}: {source}{hint}")]

@@ -17,7 +17,7 @@ use rustix::fs::{
 
 use crate::permissions::user_name;
 
-/// Which components a walk accepts.
+/// Components that a walk accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkRule {
     /// All components that the kernel permits: the thread has exactly the user's rights.
@@ -29,7 +29,7 @@ pub enum WalkRule {
     RootOnly,
 }
 
-/// Why a file of a spec cannot be used.
+/// Reason why a file of a spec cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("{0}")]

@@ -14,7 +14,7 @@ use crate::contract::ProcessChange;
 use crate::error_chain::chain;
 use crate::http::ApiClient;
 
-/// Why the stream ended.
+/// Reason why the stream ended.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error(transparent)]

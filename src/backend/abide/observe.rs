@@ -87,7 +87,7 @@ impl Abide {
         read(&self.get("/api/abide/v1/hosts").await?)
     }
 
-    /// What the app of this client may do.
+    /// Access of the app of this client.
     pub async fn access(&self) -> Result<AccessInfo, BackendError> {
         read(&self.get("/api/abide/v1/access").await?)
     }

@@ -128,7 +128,7 @@ impl Platform {
         }
     }
 
-    /// Which of these registrations belong to their owner: by the ledger, else by the current label.
+    /// The registrations that belong to their owner: by the ledger, else by the current label.
     async fn ours(&self, there: &[(&Operation, &Item)]) -> BTreeSet<InstanceKey> {
         let (owned, rest): (Vec<_>, Vec<_>) =
             there.iter().copied().partition(|(order, _)| order.before.owned);

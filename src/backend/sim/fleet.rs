@@ -11,7 +11,7 @@ use crate::model::{
     Op, RunningProcess, Spec, SpecRevision, live_after_registration,
 };
 
-/// Why an operation changed nothing.
+/// Reason why an operation changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PreconditionError {
     #[error("{op} {instance}: {why}")]
@@ -330,7 +330,7 @@ impl Fleet {
         }
     }
 
-    /// Why the target refuses an operation in this state; `None`: it carries it out.
+    /// Reason why the target refuses an operation in this state; `None`: it carries it out.
     fn refusal(
         &self,
         order: &Operation,

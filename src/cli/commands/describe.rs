@@ -185,7 +185,7 @@ impl Summary {
     }
 }
 
-/// What the controller will do: the operations with their reasons, or why the instance is held.
+/// Next action of the controller: the operations with their reasons, or why the instance is held.
 pub fn next_text(next: &[NextAction]) -> String {
     let one = |action: &NextAction| match action {
         NextAction::Step { op, why } if why.is_empty() => op.to_string(),

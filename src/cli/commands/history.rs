@@ -85,7 +85,7 @@ fn table(entries: &[HistoryEntry], now: Time) -> String {
     table.text()
 }
 
-/// How it ended, and the message of the first failure: it is usually the cause of the others.
+/// End of the run, and the message of its first failure: it is usually the cause of the others.
 fn outcome(entry: &HistoryEntry) -> String {
     let end = match entry.exit {
         Some(0) => "converged".to_owned(),

@@ -92,7 +92,7 @@ struct OwnerRevision {
     is_compared: bool,
 }
 
-/// What `status` shows of a target.
+/// Facts of a target that `status` shows.
 struct StatusView {
     hosts: usize,
     hosts_without_agent: usize,
@@ -234,7 +234,7 @@ async fn controllers(live: &ConnectedTarget) -> Result<Vec<PublishedStatus>, Fai
     Ok(all)
 }
 
-/// What prevents a controller from following its manifests.
+/// Obstacles that keep a controller from following its manifests.
 fn problem(one: &PublishedStatus) -> Option<String> {
     if let Some(error) = &one.source_error {
         return Some(format!("the source is not followed: {error}"));
@@ -380,7 +380,7 @@ fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
     Some(format!("out of sync: needs {}", ops.join(", ")))
 }
 
-/// Why an instance is unhealthy, or differs from its registered spec.
+/// Reason why an instance is unhealthy, or differs from its registered spec.
 fn unhealthy_reason(
     key: &InstanceKey,
     seen: &ObservedInstance,

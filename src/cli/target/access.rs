@@ -22,7 +22,7 @@ pub fn forbidden(message: impl Into<String>) -> Failure {
 }
 
 impl ConnectedTarget {
-    /// What the app may do. `None`: the target does not report it.
+    /// Access of the app. `None`: the target does not report it.
     pub async fn access(&self) -> Option<AccessInfo> {
         match &self.backend {
             AnyBackend::Abide(abide) => abide.access().await.ok(),

@@ -136,7 +136,7 @@ impl ConnectedTarget {
         Ok(world.observed)
     }
 
-    /// What a reader has to know about the lists of this target.
+    /// Limits of the lists of this target, for readers.
     pub fn list_note(&self) -> Option<String> {
         let note = "JOB has no list of processes: only processes that Abide operated are known";
         (self.backend.dialect() == Dialect::Job).then(|| format!("target {}: {note}", self.name))

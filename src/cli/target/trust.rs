@@ -12,7 +12,7 @@ use crate::cli::{Exit, Failure};
 
 const RECORD: &str = "trusted";
 
-/// How far a config file is trusted.
+/// Trust in a config file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
     /// Named by the user, in the user's config folder, or trusted with this content.
@@ -36,7 +36,7 @@ impl Trust {
 /// Digests by canonical path.
 type Records = BTreeMap<String, String>;
 
-/// How far a file with this content is trusted.
+/// Trust in a file with this content.
 pub fn check_trust(file: &Path, content: &[u8]) -> Result<Trust, Failure> {
     // Without a home folder there is no record.
     let Ok(home) = Home::find() else { return Ok(Trust::None) };

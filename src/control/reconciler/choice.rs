@@ -18,7 +18,7 @@ pub struct RevisionInputs {
     pub heal: bool,
 }
 
-/// How much of a manifest set is known.
+/// Known part of a manifest set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manifests {
     /// The source was not read yet.
@@ -102,7 +102,7 @@ pub enum RevisionOrigin {
     Source,
 }
 
-/// Which changes are disabled.
+/// Disabled changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disabled {
     Nothing,

@@ -32,7 +32,7 @@ impl<'a, T: Target> PassContext<'a, T> {
     }
 }
 
-/// Why a pass, or the dispatch of its plan, cannot go on.
+/// Reason why a pass, or the dispatch of its plan, cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
     #[error(transparent)]

@@ -66,7 +66,7 @@ pub struct Reconciler<'a, T> {
 struct CurrentRevision {
     revision: ManifestRevision,
     commit: Option<String>,
-    /// What it declares.
+    /// Its declarations.
     desired: Arc<Desired>,
 }
 

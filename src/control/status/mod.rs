@@ -34,7 +34,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Margin over the longest pass.
 const MAX_PASS_DURATION: Duration = Duration::from_secs(900);
 
-/// What is watched, as configured at the start.
+/// Configuration of the controller at its start.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerInfo {
     pub target: String,
@@ -83,7 +83,7 @@ pub struct SourceStatus {
     pub commit: Option<String>,
     /// The active pin.
     pub pin: Option<Pin>,
-    /// Why the source is not followed: the active revision stays.
+    /// Reason why the source is not followed: the active revision stays.
     pub not_followed: Option<String>,
     /// Following is switched off, which is not a fault of the source.
     pub is_follow_off: bool,

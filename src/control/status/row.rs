@@ -14,12 +14,12 @@ pub struct Row {
     pub key: InstanceKey,
     /// `None`: absent.
     pub seen: Option<ObservedInstance>,
-    /// Why its host could not be observed.
+    /// Reason why its host could not be observed.
     pub gap: Option<String>,
     pub sync: SyncStatus,
     /// Hold reason, and its detail.
     pub held: Option<(HoldReason, String)>,
-    /// Where it is declared.
+    /// Location of its declaration.
     pub declared: Option<String>,
 }
 

@@ -96,7 +96,7 @@ pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not mad
 struct Flight<'a> {
     /// `None`: the reply was lost, and the task is unknown.
     task: Option<Task>,
-    /// Why there is no task, if a response was received.
+    /// Reason why there is no task, if a response was received.
     response: Option<String>,
     steps: HashMap<String, &'a Step>,
     begun: Instant,
@@ -104,7 +104,7 @@ struct Flight<'a> {
 }
 
 impl Flight<'_> {
-    /// What happened to the reply, as the subject of a message.
+    /// State of the reply, as the subject of a message.
     fn lost_reply(&self) -> &str {
         self.response.as_deref().unwrap_or("reply was lost")
     }

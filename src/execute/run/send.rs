@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: u32 = 5;
 const RETRIES: RetryDelay =
     RetryDelay::doubling(Duration::from_millis(40), Duration::from_secs(10)).with_factor(4);
 
-/// Why a call has no task.
+/// Reason why a call has no task.
 #[derive(Debug, thiserror::Error)]
 enum SendError {
     /// The journal could not be written: nothing was sent.

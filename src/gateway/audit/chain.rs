@@ -97,7 +97,7 @@ fn split(line: &[u8]) -> Option<(&[u8], ChainHash)> {
     Some((rest.strip_suffix(HASH_FIELD)?, hash))
 }
 
-/// Why a line is not the next one of a chain.
+/// Reason why a line is not the next one of a chain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     #[error("the line is not an audit entry")]

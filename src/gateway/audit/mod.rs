@@ -66,7 +66,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// Why the audit log cannot be used.
+/// Reason why the audit log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error("cannot read {}", file.display())]

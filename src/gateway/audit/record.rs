@@ -50,7 +50,7 @@ pub struct RequestLog {
     pub proved: bool,
     /// Rows that were refused.
     pub refused: RefusedRows,
-    /// What the request reads that may contain secrets.
+    /// Subject of a read that may contain secrets.
     pub reads: Option<String>,
     /// Shares of the limits of namespaces, until the answer is known.
     pub namespaces: NamespaceGate,

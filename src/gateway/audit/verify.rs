@@ -82,7 +82,7 @@ impl ChainVerifier<'_> {
         self.anchor.map_or(0, |anchor| anchor.seq)
     }
 
-    /// What is wrong with the position at which a file begins.
+    /// Defect of the position at which a file begins.
     fn wrong_begin(&self, head: &ChainHead, file: &AuditFile) -> Option<String> {
         if head.seq + 1 != file.first {
             return Some(format!(

@@ -72,7 +72,7 @@ impl AgentGuard {
         }
     }
 
-    /// Why the credential does not speak for all of these hosts.
+    /// Reason why the credential does not speak for all of these hosts.
     pub fn refusal(&self, hosts: &[HostKey]) -> Option<String> {
         match &self.credential {
             AgentCredential::Token(token) => {

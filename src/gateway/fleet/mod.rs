@@ -31,18 +31,18 @@ use crate::model::Time;
 use crate::pki::Authority;
 use crate::store::{Error, Seq, Store, Txn, TxnOutcome, Write, keys};
 
-/// Which certificates of agents a gateway accepts.
+/// Certificates of agents that a gateway accepts.
 #[derive(Clone)]
 pub enum FleetTrust {
     /// None: agents have static tokens.
     Disabled,
-    /// Those that its own CA signed, for keys that are pinned.
+    /// Certificates that its own CA signed, for keys that are pinned.
     Issuer {
         authority: Reloadable<Authority>,
         /// Life of a certificate.
         life: Duration,
     },
-    /// Those of another CA.
+    /// Certificates of another CA.
     External,
 }
 

@@ -17,7 +17,7 @@ const MAX_TTL_SECS: u64 = 7 * 86_400;
 const MAX_OPEN: usize = 1_000;
 /// Maximum join tokens that are used, expired or revoked; the oldest are removed.
 const MAX_FINISHED: usize = 1_000;
-/// How long such a token is listed, in seconds.
+/// Time for which such a token is listed, in seconds.
 const FINISHED_SECS: u64 = 30 * 86_400;
 
 impl<S: Store> FleetMembership<S> {

@@ -68,7 +68,7 @@ pub enum ProcessForm {
     Short,
 }
 
-/// Which changes a process allows, and how they are carried out.
+/// Rules of a process for its changes.
 #[derive(Debug)]
 pub struct ChangeRules {
     pub protect: Vec<Protection>,

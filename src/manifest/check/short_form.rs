@@ -46,7 +46,7 @@ pub struct ShortForm {
     sections: SectionFields,
 }
 
-/// What runs, where and as whom.
+/// Command, working directory and account.
 #[derive(Default)]
 struct CommandFields {
     run: Option<Text>,
@@ -132,7 +132,7 @@ pub fn fold(mut spec: SpecEntry, short: ShortForm, values: &mut ValueChecker) ->
     spec
 }
 
-/// Removes the sections that [`fold`] had to look at and that nothing sets.
+/// Removes the sections that [`fold`] created and that nothing sets.
 fn drop_empty(spec: &mut SpecEntry) {
     spec.identity.take_if(|identity| *identity == IdentityEntry::default());
     spec.control.take_if(|control| *control == ControlEntry::default());

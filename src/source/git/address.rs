@@ -25,7 +25,7 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// Why an address cannot be used, without its secrets.
+/// Reason why an address cannot be used, without its secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GitAddressError {
     #[error("contains a credential as a parameter, which git cannot send")]

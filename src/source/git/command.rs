@@ -65,7 +65,7 @@ pub struct GitCommand {
     pub stop: Arc<AtomicBool>,
 }
 
-/// Why a command has no result.
+/// Reason why a command has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error(transparent)]
@@ -224,7 +224,7 @@ impl GitCommand {
             .args(args)
             .current_dir(self.mirror.parent().unwrap_or(Path::new("/")))
             .env("GIT_ALLOW_PROTOCOL", PROTOCOLS.join(":"))
-            // Set and empty: no prompt. Unset, git would look for other programs.
+            // Set and empty: no prompt. Unset, git would search for other programs.
             .env("GIT_ASKPASS", "")
             .env("GIT_TERMINAL_PROMPT", "0")
             .env("GCM_INTERACTIVE", "never")

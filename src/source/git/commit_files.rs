@@ -148,7 +148,7 @@ pub fn load(files: &CommitFiles, limits: &Limits, stand_ins: &BTreeMap<String, R
     manifest::load_files(files.files.clone(), files.problems.clone(), limits, stand_ins)
 }
 
-/// Where in the repository a path is, for messages.
+/// Location of a path in the repository, for messages.
 pub fn path_prefix(path: &Path) -> String {
     match path.as_os_str().is_empty() {
         true => "in it".to_owned(),

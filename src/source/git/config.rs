@@ -9,7 +9,7 @@ use super::error::RepositoryError;
 use super::signature;
 use crate::manifest::Limits;
 
-/// Which commits must be signed.
+/// Commits that must be signed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Signatures {
     /// Only the tip: its signer vouches for everything that it contains.
@@ -29,7 +29,7 @@ pub struct GitConfig {
     pub path: PathBuf,
     /// Only commits with a signature by a key in this file.
     pub signers: Option<PathBuf>,
-    /// Which commits must have one.
+    /// Commits that must be signed.
     pub signatures: Signatures,
     /// Accept this commit though it does not descend from the last one.
     pub accept_rewind: Option<String>,

@@ -8,7 +8,7 @@ use super::command::CommandError;
 use super::signature::SignatureError;
 use super::tree::ListingError;
 
-/// Why the repository could not be fetched or read.
+/// Reason why the repository could not be fetched or read.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
     #[error("cannot use {}: {source}", path.display())]
@@ -54,7 +54,7 @@ pub enum ReadError {
     Object(String),
 }
 
-/// Why a commit does not count as signed.
+/// Reason why a commit does not count as signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignatureRefusal {
     #[error("the mirror {} is shallow, so not every commit can be verified; delete it", mirror.display())]
@@ -69,14 +69,14 @@ pub enum SignatureRefusal {
     Tip(#[from] SignatureError),
 }
 
-/// Why a commit declares nothing.
+/// Reason why a commit declares nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmptyCommit {
     #[error("the commit has no files")]
     NoFiles,
     #[error("the commit has no path {0}")]
     NoPath(String),
-    /// Where in the repository: "in it", or "below PATH".
+    /// Location in the repository: "in it", or "below PATH".
     #[error("there is no *.yaml, *.yml or *.json {0}")]
     NoManifests(String),
     #[error("no process is declared {0}")]

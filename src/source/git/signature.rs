@@ -1,7 +1,7 @@
 //! Commit signatures: verified against a key file only, never against the user's own keys.
 //!
 //! The file is an ssh allowed-signers file, or OpenPGP public keys (exported, armoured or not, or a keyring); its
-//! content tells which. A signature of the other kind is not valid.
+//! content decides the kind. A signature of the other kind is not valid.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -26,7 +26,7 @@ pub enum Keys {
     Keybox,
 }
 
-/// Why a key file cannot be used, or why a signature is not valid.
+/// Reason why a key file cannot be used, or why a signature is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum SignatureError {
     #[error("{}: no such file", .0.display())]

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 const FIRST_SAFE_VERSIONS: [(u32, u32, u32); 7] =
     [(2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 0)];
 
-/// Why this machine's git is not used.
+/// Reason why this machine's git is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     #[error("cannot determine the version of git: `git --version` prints no version")]

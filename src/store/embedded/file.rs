@@ -25,7 +25,7 @@ pub(super) const VERSION_UNSWEPT: i64 = 2;
 pub(super) const VERSION_SEALED: i64 = 3;
 /// Key of a logged row for changes that the log does not keep: its number and all earlier ones.
 pub(super) const COMPACTED_KEY: &str = "";
-/// How long a writer waits for the write of another process.
+/// Maximum wait of a writer for the write of another process.
 const BUSY: Duration = Duration::from_secs(10);
 
 pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
@@ -182,7 +182,7 @@ pub(super) fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
 }
 
-/// Why the file cannot be read.
+/// Reason why the file cannot be read.
 pub(super) enum DatabaseFileError {
     Sqlite(rusqlite::Error),
     /// An entry is damaged.

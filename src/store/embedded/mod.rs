@@ -38,13 +38,13 @@ use self::writer::{Job, LeaseReply, LeaseRequest, Writer};
 use super::lease::{Holder, Lease, LeaseAttempt, Reset};
 use super::{Change, Entry, Error, KeySource, Page, Seq, Store, Txn, TxnOutcome, keys};
 
-/// How often a waiting reader checks for writes of other processes.
+/// Interval at which a waiting reader checks for writes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long an exclusive open waits for the lock.
+/// Maximum wait of an exclusive open for the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the log of changes keeps.
+/// Extent of the log of changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangeLog {
     /// The last changes, for readers that follow them.
@@ -173,7 +173,7 @@ impl Embedded {
     }
 }
 
-/// How a file is opened.
+/// Options of an open.
 struct OpenMode<'a> {
     keys: &'a KeySource,
     /// Whether values are rewritten as the keys want them.

@@ -14,7 +14,7 @@ use super::file::{
 use super::seal::{HEAD, Sealer};
 use crate::store::{Error, KeySource};
 
-/// How the values of a file are stored, and how its keys want them.
+/// Form of the stored values of a file, and the form that its keys require.
 pub(super) struct FileFormat {
     pub(super) sealer: Sealer,
     version: i64,

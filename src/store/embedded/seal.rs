@@ -34,7 +34,7 @@ type SaltBytes = [u8; NONCE - SALT];
 /// Seals and opens the values of one file.
 pub(super) struct Sealer {
     ring: KeyRing,
-    /// Where the keys came from, for messages.
+    /// Origin of the keys, for messages.
     source: KeySource,
     /// Whether values of the file may be sealed. Otherwise values are taken as they are, whatever their first bytes.
     is_sealed: bool,
@@ -189,7 +189,7 @@ fn no_random() -> Error {
     Error::io("cannot read random bytes", std::io::ErrorKind::Other.into())
 }
 
-/// The key that is missing, and where it was looked for.
+/// The key that is missing, and where it was searched.
 fn shown(source: &KeySource, id: Option<KeyId>) -> String {
     match (source.path(), id) {
         (None, _) => {

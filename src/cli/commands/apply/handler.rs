@@ -25,7 +25,7 @@ pub struct ConsoleHandler<'a> {
     stop: watch::Sender<Option<u8>>,
     printer: &'a Printer,
     progress: Option<Progress<'a>>,
-    /// Why the plan was not approved.
+    /// Reason why the plan was not approved.
     declined: Option<Failure>,
     /// The plan before the first step, for `-o json`.
     original: Option<PlanDocument>,

@@ -15,7 +15,7 @@ use crate::engine::other_sources::contains as is_within;
 use crate::engine::published_status;
 use crate::source::git::work_tree::{self, Containment};
 
-/// How a running controller relates to an apply.
+/// Relation of a running controller to an apply.
 #[derive(Debug, PartialEq, Eq)]
 enum Relation {
     /// It has the same manifests, or reads them soon.

@@ -116,7 +116,7 @@ fn required<'a>(rules: &'a Rules, target: &str) -> Option<(&'a OuterPolicy, &'a 
     rule.applies(target, &rules.owner).then_some((policy, rule))
 }
 
-/// Why a plan's expiry refuses it: it has passed or is not a time. Checked also without a policy.
+/// Reason why a plan's expiry refuses it: it has passed or is not a time. Checked also without a policy.
 fn expiry_problem(plan: &Value, now: Time) -> Option<String> {
     let expires = plan["expires"].as_str()?;
     match clock::read(expires) {

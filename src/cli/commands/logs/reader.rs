@@ -44,7 +44,7 @@ pub struct LogReader {
     is_complaining: bool,
 }
 
-/// Why a stream ended early.
+/// Reason why a stream ended early.
 enum StreamEnd {
     /// The reader is done.
     Complete,

@@ -78,7 +78,7 @@ pub fn run(args: &SignArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Why a plan cannot be signed with this expiry.
+/// Reason why a plan cannot be signed with this expiry.
 #[derive(Debug, thiserror::Error)]
 enum ExpiryError {
     #[error("the plan expired {0} ago: `abide plan PATH --out FILE` makes a new one to sign")]

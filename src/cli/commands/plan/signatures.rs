@@ -24,7 +24,7 @@ const NAMESPACE: &str = "abide-plan";
 const MAX_SIGNATURES: usize = 32;
 const PROGRAM: &str = "ssh-keygen";
 
-/// Why a signature cannot be made or verified.
+/// Reason why a signature cannot be made or verified.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanSignatureError {
     #[error("ssh-keygen is not installed")]
@@ -115,7 +115,7 @@ pub fn verify(plan: &Value, allowed: &Path) -> Result<VerifiedSigners, PlanSigna
 enum Verdict {
     /// The signature of this principal.
     Valid(String),
-    /// Why it does not count.
+    /// Reason why it does not count.
     Rejected(String),
 }
 

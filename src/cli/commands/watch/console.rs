@@ -15,7 +15,7 @@ use crate::manifest::{Problem, Severity};
 use crate::model::{HeldChange, HoldReason, InstanceKey, ManifestRevision, Plan, Step};
 use crate::source::{SourceError, SourceState};
 
-/// What was printed last.
+/// Last printed states.
 #[derive(Default)]
 pub struct ConsoleState {
     /// Held instances with their reasons. A changed detail alone is not printed again.

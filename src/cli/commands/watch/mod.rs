@@ -120,7 +120,7 @@ async fn run_with_restarts(
     }
 }
 
-/// What follows a run of the controller.
+/// Next action after a run of the controller.
 enum NextAction {
     End(Exit),
     /// Run again with the current config file.

@@ -33,10 +33,10 @@ pub struct SourceArgs {
     /// With --git: accept only commits signed by a key in FILE, an ssh allowed-signers file or gpg public keys
     #[arg(long, value_name = "FILE", env = "ABIDE_VERIFY_SIGNATURES")]
     pub verify_signatures: Option<PathBuf>,
-    /// With --verify-signatures: commits that must be signed: the tip, or all since the last applied commit
+    /// With --verify-signatures: commits that must be signed: the tip, or all since the last accepted commit
     #[arg(long, value_name = "WHICH", env = "ABIDE_SIGNATURES", value_enum, requires = "verify_signatures")]
     pub signatures: Option<Signatures>,
-    /// With --git: accept this tip although it does not descend from the last applied commit
+    /// With --git: accept this tip although it does not descend from the last accepted commit
     #[arg(long, value_name = "COMMIT", env = "ABIDE_ACCEPT_REWIND")]
     pub accept_rewind: Option<String>,
     /// With --git: accept plain http:// or git:// to a host that is not loopback
