@@ -436,8 +436,8 @@ impl Supervisor {
             }
             LogLookup::BelowFloor(floor) => {
                 let message = format!(
-                    "not begun: the gateway confirmed before that operation {} is final (floor {floor}); its store may be \
-                     an older copy",
+                    "not begun: operation {} is final, which the gateway confirmed earlier (floor {floor}); the store of the \
+                     gateway may be an older copy",
                     request.seq
                 );
                 warn!(%instance, op_id, seq = request.seq, floor, "operation refused: already final");

@@ -59,7 +59,7 @@ pub enum OwnershipError {
     NotOfLaunch(u32),
     #[error("process {pid} runs as user {user}, not as {account}")]
     WrongUser { pid: u32, user: String, account: String },
-    #[error("its pid file cannot be trusted: {0}")]
+    #[error("the pid file of the process cannot be trusted: {0}")]
     Untrusted(#[source] PermissionError),
     #[error("cannot adopt: {0}")]
     Adopt(#[source] Box<OwnershipError>),

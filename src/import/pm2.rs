@@ -259,7 +259,7 @@ impl<'a> App<'a> {
                 }
             }
             "max_memory_restart" => {
-                file.note(line, key, "resource.mem is a percentage of the host's memory: set it manually");
+                file.note(line, key, "not imported: set limits.memory manually");
             }
             "cron_restart" => file.note(
                 line,

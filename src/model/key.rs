@@ -30,11 +30,11 @@ pub enum KeyError {
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            KeyError::Empty => write!(f, "it is empty"),
+            KeyError::Empty => write!(f, "the text is empty"),
             KeyError::Character(c) => {
-                write!(f, "it contains {c:?}, which a result key cannot carry")
+                write!(f, "the text contains {c:?}, which a result key cannot carry")
             }
-            KeyError::TooLong(most) => write!(f, "it is longer than {most} characters"),
+            KeyError::TooLong(most) => write!(f, "the text is longer than {most} characters"),
             KeyError::Ip(text) => write!(f, "{text:?} is not an IP address"),
             KeyError::Cloud(text) => {
                 write!(f, "{text:?} is not a cloud id (a whole number from 0)")
@@ -285,7 +285,7 @@ mod tests {
         let error = |text: &str| text.parse::<InstanceKey>().unwrap_err().to_string();
         assert_eq!(error("0:10.0.0.300:web:a"), "\"10.0.0.300\" is not an IP address");
         assert_eq!(error("x:10.0.0.1:web:a"), "\"x\" is not a cloud id (a whole number from 0)");
-        assert_eq!(error("0:10.0.0.1::a"), "it is empty");
+        assert_eq!(error("0:10.0.0.1::a"), "the text is empty");
         assert!(error("web:a").contains("CLOUD:IP:NAMESPACE:NAME"));
         assert_eq!("a/b".parse::<Name>(), Err(KeyError::Character('/')));
         assert_eq!("a:b".parse::<Name>(), Err(KeyError::Character(':')));

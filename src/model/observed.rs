@@ -211,7 +211,7 @@ impl Observed {
         }
         match seen {
             None => Presence::Absent,
-            Some(seen) if seen.unknown => Presence::Unknown("its state is not known"),
+            Some(seen) if seen.unknown => Presence::Unknown("the state of the process is unknown"),
             Some(seen) => match (seen.registered, seen.hosted, seen.running) {
                 (Some(registered), Some(hosted), Some(running)) => {
                     Presence::Present(Present { seen, registered, hosted, running })

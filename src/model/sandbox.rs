@@ -168,7 +168,7 @@ impl TryFrom<UlimitWire> for Ulimit {
         match wire {
             UlimitWire::Number(limit) => Ok(Ulimit::both(limit)),
             UlimitWire::Text(text) => {
-                Ulimit::parse(&text).ok_or("a limit is a number, infinity or SOFT:HARD")
+                Ulimit::parse(&text).ok_or("a limit must be a number, infinity or SOFT:HARD")
             }
         }
     }

@@ -176,7 +176,7 @@ impl TryFrom<f64> for Percent {
     type Error = &'static str;
 
     fn try_from(value: f64) -> Result<Self, Self::Error> {
-        Percent::new(value).ok_or("a percentage lies between 0 and 100")
+        Percent::new(value).ok_or("a percentage must be between 0 and 100")
     }
 }
 
@@ -262,7 +262,7 @@ impl TryFrom<i64> for AutoType {
             0 => Ok(AutoType::Periodic),
             1 => Ok(AutoType::Resident),
             2 => Ok(AutoType::OneShot),
-            _ => Err("auto_type is 0 (periodic), 1 (resident) or 2 (one-shot)"),
+            _ => Err("auto_type must be 0 (periodic), 1 (resident) or 2 (one-shot)"),
         }
     }
 }

@@ -236,7 +236,7 @@ impl TryFrom<f64> for Cores {
     type Error = &'static str;
 
     fn try_from(cores: f64) -> Result<Self, Self::Error> {
-        Cores::new(cores).ok_or("a number of cores is above 0 and at most 10000")
+        Cores::new(cores).ok_or("a number of cores must be above 0 and at most 10000")
     }
 }
 

@@ -59,7 +59,7 @@ pub enum SourceError {
     #[error(transparent)]
     Unreachable(Arc<RepositoryError>),
     /// The branch no longer contains the last accepted commit.
-    #[error("{what} was rewound: its tip {tip} does not descend from {taken}, the last accepted commit")]
+    #[error("{what} was rewound: tip {tip} does not descend from {taken}, the last accepted commit")]
     Rewound { taken: String, tip: String, what: String },
     /// The tip has no valid signature of a trusted key.
     #[error("commit {tip} is refused: {source}")]

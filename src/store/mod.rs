@@ -220,7 +220,7 @@ pub enum Error {
     #[error("{file}, line {line}: not an entry that was set aside")]
     InvalidLine { file: String, line: usize },
     /// The file was written by a newer Abide.
-    #[error("{file} has format {version}, from a newer abide: use that one, or another folder")]
+    #[error("{file} has format {version}, from a newer abide: use that version, or another folder")]
     TooNew { file: String, version: i64 },
     /// The file is encrypted, and its key is missing. Nothing was changed.
     #[error(

@@ -221,11 +221,11 @@ fn e0107_values_outside_their_enum() {
 fn e0201_names_that_are_invalid_in_keys() {
     one(
         &with("namespace: web", "namespace: a/b"),
-        "a.yaml:3:19 E0201 meta.namespace \"a/b\" cannot be used: it contains '/', which a result key cannot carry | …",
+        "a.yaml:3:19 E0201 meta.namespace \"a/b\" cannot be used: the text contains '/', which a result key cannot carry | …",
     );
     one(
         &with("name: api}", "name: \"a:b\"}"),
-        "a.yaml:3:30 E0201 meta.name \"a:b\" cannot be used: it contains ':', which a result key cannot carry | …",
+        "a.yaml:3:30 E0201 meta.name \"a:b\" cannot be used: the text contains ':', which a result key cannot carry | …",
     );
     one(
         &with("name: api}", "name: \"*\"}"),
@@ -237,11 +237,11 @@ fn e0201_names_that_are_invalid_in_keys() {
     );
     one(
         &with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: \"a b\""),
-        "a.yaml:4:23 E0201 bk_agent_id cannot be used: it contains ' ', which a result key cannot carry | …",
+        "a.yaml:4:23 E0201 bk_agent_id cannot be used: the text contains ' ', which a result key cannot carry | …",
     );
     one(
         &with("spec:", "depends_on: [a/b/c]\nspec:"),
-        "a.yaml:5:14 E0201 depends_on \"a/b/c\" is not a process name: it contains '/', which a result key cannot carry | …",
+        "a.yaml:5:14 E0201 depends_on \"a/b/c\" is not a process name: the text contains '/', which a result key cannot carry | …",
     );
     let long =
         with("name: api}", &format!("name: {}}}", "n".repeat(127))).replace("spec:", "instances: 10\nspec:");

@@ -141,7 +141,7 @@ fn missing_and_invalid_fields_are_named() {
     for (pointer, value, says) in [
         ("/meta/namespace", json!(""), "meta.namespace is missing"),
         ("/meta/name", json!(null), "meta.name is missing"),
-        ("/meta/name", json!("a:b"), "meta.name cannot be used: it contains ':'"),
+        ("/meta/name", json!("a:b"), "meta.name cannot be used: the text contains ':'"),
         ("/hosts", json!([]), "hosts is missing"),
         ("/hosts/0", json!({}), "hosts[0].ip is missing"),
         ("/hosts/0", json!({"ip": "10.0.0.1"}), "hosts[0].bk_cloud_id is missing"),

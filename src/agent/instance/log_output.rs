@@ -290,7 +290,7 @@ impl InstanceTask {
         match self.start_writer(&rights, &pipe, wanted, opening, PERMIT_TIMEOUT).await {
             Ok(()) => {
                 if opening == LogOpening::Deferred {
-                    warn!(instance = %self.key, "its output is dropped until the log writer can open its log");
+                    warn!(instance = %self.key, "cannot open the log: output of the process is dropped until the log writer can");
                 }
                 self.process_output.failures = 0;
                 let record = self.process_output.record();
@@ -300,7 +300,7 @@ impl InstanceTask {
                 self.write(None).await;
             }
             Err(error) => {
-                warn!(instance = %self.key, %error, "no log writer: its output waits in the pipe");
+                warn!(instance = %self.key, %error, "cannot start a log writer: output of the process waits in the pipe");
                 let output = &mut self.process_output;
                 let delay =
                     RETRY_INTERVAL.saturating_mul(1 << output.failures.min(6)).min(MAX_RETRY_INTERVAL);

@@ -17,7 +17,7 @@ use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::contract::{HistoryEntry, RolloutRow};
 use crate::engine::other_sources::contains;
-use crate::engine::rollouts::{self, RolloutDecision, RolloutRecord};
+use crate::engine::rollout_records::{self, RolloutDecision, RolloutRecord};
 use crate::engine::{history, stored_revisions};
 use crate::manifest::{self, did_you_mean};
 use crate::model::{Desired, ProcessKey};
@@ -38,7 +38,13 @@ pub struct RolloutArgs {
 #[derive(Debug, Subcommand)]
 pub enum RolloutVerb {
     Status(RolloutStatusArgs),
+    /// Continue a rollout with its next stage
+    ///
+    /// The decision is stored. The next `apply`, or a running `watch`, continues the rollout.
     Promote(RolloutDecisionArgs),
+    /// Stop a rollout where it is
+    ///
+    /// The process is held (`RolloutAborted`) until the rollout is promoted or undone, or the manifest has another version.
     Abort(RolloutDecisionArgs),
     Undo(RolloutUndoArgs),
 }
@@ -56,10 +62,6 @@ pub struct RolloutStatusArgs {
     pub output: PlainForm,
 }
 
-/// Decide on a rollout: promote continues with the next stage, abort stops it where it is
-///
-/// The next `apply`, or a running `watch`, continues a promoted rollout. An aborted one is held (`RolloutAborted`) until it is
-/// promoted, undone, or the manifest has another version.
 #[derive(Debug, clap::Args)]
 pub struct RolloutDecisionArgs {
     /// Process
@@ -140,7 +142,7 @@ async fn status(
     live: &ConnectedTarget,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let records = rollouts::read(&live.state, owner).await.map_err(|error| live.failure(&error))?;
+    let records = rollout_records::read(&live.state, owner).await.map_err(|error| live.failure(&error))?;
     let meant = records.iter().filter(|(process, _)| args.process.as_ref().is_none_or(|one| one == *process));
     let rows: Vec<RolloutRow> = meant.map(|(process, record)| row(owner, process, record)).collect();
     if args.output == PlainForm::Json {
@@ -186,11 +188,11 @@ async fn promote(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let broken = |error: crate::store::Error| live.failure(&error);
-    let before = rollouts::read(&live.state, owner).await.map_err(broken)?.remove(&args.process);
+    let before = rollout_records::read(&live.state, owner).await.map_err(broken)?.remove(&args.process);
     let Some(before) = before.filter(|record| record.state != RolloutDecision::Promoted) else {
         return Err(not_waiting(&args.process, owner, live).await);
     };
-    let after = rollouts::change(&live.state, owner, &args.process, |record| {
+    let after = rollout_records::change(&live.state, owner, &args.process, |record| {
         // Two promotions at once are one: only the record that this command read is promoted.
         let record = record.filter(|record| **record == before)?;
         let is_paused = record.state == RolloutDecision::Paused;
@@ -228,7 +230,7 @@ async fn decide(
     let desired = active_desired(live, owner).await.unwrap_or_default();
     let id = version_of(&desired, &args.process);
     let Some(id) = id else { return Err(unknown(&args.process, &desired, owner)) };
-    let decided = rollouts::change(&live.state, owner, &args.process, |record| {
+    let decided = rollout_records::change(&live.state, owner, &args.process, |record| {
         let of_version = record.filter(|record| record.id == id);
         Some(RolloutRecord {
             id: id.clone(),

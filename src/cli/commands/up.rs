@@ -191,7 +191,7 @@ fn server_lock(home: &Home, background: bool, printer: &Printer) -> Result<Optio
             Some(served) => return Ok(Some(served)),
             None if background => return Ok(None),
             None if let Some((pid, false)) = home.running_server() => {
-                let message = format!("`abide up` runs already as process {pid}");
+                let message = format!("`abide up` is already running as process {pid}");
                 let hint = "stop that process first, or set ABIDE_HOME to another folder";
                 return Err(Failure::new(Exit::Failed, message).hint(hint));
             }

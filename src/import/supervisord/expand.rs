@@ -120,7 +120,7 @@ fn padded(number: u32, form: &str) -> String {
     }
 }
 
-/// Why an environment cannot be read. The texts contain no values, which may be secrets.
+/// Reason why an environment cannot be read. The texts contain no values, which may be secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
     #[error("an entry has no `=`")]

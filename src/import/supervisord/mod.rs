@@ -235,7 +235,7 @@ impl SupervisordProgram<'_> {
                 file.note(
                     line,
                     key,
-                    "the agent restarts the process after every unexpected exit, with any exit code",
+                    "not imported: the agent relaunches the process after any exit code; set restart manually",
                 );
             }
             "priority" => file.note(line, key, "manifests have no start order except depends_on"),

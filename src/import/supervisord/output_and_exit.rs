@@ -70,7 +70,7 @@ pub fn output(
                 file.note(
                     entry.line,
                     &entry.key,
-                    "the agent does not rotate logs: use logrotate (copytruncate)",
+                    "rotation is not imported: set log.max_size and log.keep manually",
                 );
             }
             Some(_) if parse_bool(&entry.value) == Some(false) => {}

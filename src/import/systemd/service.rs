@@ -108,14 +108,14 @@ impl<'a> Service<'a> {
             "MemoryMax" | "MemoryLimit" => match percent(value) {
                 Some(share) => draft.spec.resource.mem = Some(Real(share)),
                 None if value == "infinity" => {}
-                None => {
-                    file.note(line, key, "resource.mem is a percentage of the host's memory: set it manually")
-                }
+                None => file.note(line, key, "bytes are not imported: set limits.memory manually"),
             },
             "CPUQuota" => {
-                let message =
-                    "a share of one CPU; resource.cpu is a percentage of the whole host: set it manually";
-                file.note(line, key, message);
+                file.note(
+                    line,
+                    key,
+                    "a share of one CPU is not imported: set limits.cpu, in cores, manually",
+                );
             }
             "StandardOutput" => output(entry, draft, file),
             "StandardError" => match value.as_str() {
