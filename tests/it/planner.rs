@@ -33,19 +33,19 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
         ["Register", "Reload", "Restart", "Replace"].into_iter().find(|class| observed.contains(class));
     let spec = class.map_or(NEW, old);
     let (given, hosted, live, ran) = match (auto_type, observed) {
-        (_, "nothing there" | "never seen") => (None, false, None, RanStatus::NotThis),
-        (_, "registered, stopped" | "not guarded, registered") => {
+        (_, "nothing there" | "never observed") => (None, false, None, RanStatus::NotThis),
+        (_, "registered, stopped" | "registered, not supervised") => {
             (Some(NEW), false, None, RanStatus::NotThis)
         }
-        (AutoType::Resident, "running, guarded, all as wanted") => {
+        (AutoType::Resident, "running, supervised, all as wanted") => {
             (Some(NEW), true, Some(NEW), RanStatus::NotThis)
         }
-        (AutoType::Resident, "running, not guarded") => (Some(NEW), false, Some(NEW), RanStatus::NotThis),
-        (AutoType::Resident, "died, still guarded") => (Some(NEW), true, None, RanStatus::NotThis),
-        (AutoType::Resident, "Replace differs, died, still guarded") => {
+        (AutoType::Resident, "running, not supervised") => (Some(NEW), false, Some(NEW), RanStatus::NotThis),
+        (AutoType::Resident, "exited, still supervised") => (Some(NEW), true, None, RanStatus::NotThis),
+        (AutoType::Resident, "Replace differs, exited, still supervised") => {
             (Some(spec), true, None, RanStatus::NotThis)
         }
-        (AutoType::Resident, "Restart differs, running, not guarded") => {
+        (AutoType::Resident, "Restart differs, running, not supervised") => {
             (Some(spec), false, Some(spec), RanStatus::NotThis)
         }
         (AutoType::Resident, "Replace differs, stopped") => (Some(spec), false, None, RanStatus::NotThis),
@@ -53,8 +53,8 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
             (Some(NEW), true, Some(spec), RanStatus::NotThis)
         }
         (AutoType::Resident, _) => (Some(spec), true, Some(spec), RanStatus::NotThis),
-        (AutoType::Periodic, "guarded, not running now") => (Some(NEW), true, None, RanStatus::NotThis),
-        (AutoType::Periodic, "guarded, a run in progress") => {
+        (AutoType::Periodic, "supervised, not running now") => (Some(NEW), true, None, RanStatus::NotThis),
+        (AutoType::Periodic, "supervised, a run in progress") => {
             (Some(NEW), true, Some(NEW), RanStatus::NotThis)
         }
         (AutoType::Periodic, "… with a run of the old spec in progress") => {
@@ -62,7 +62,7 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
         }
         (AutoType::Periodic, _) => (Some(spec), true, None, RanStatus::NotThis),
         (AutoType::OneShot, "ran this revision") => (Some(NEW), false, None, RanStatus::This),
-        (AutoType::OneShot, "ran it, still guarded") => (Some(NEW), true, None, RanStatus::This),
+        (AutoType::OneShot, "ran it, still supervised") => (Some(NEW), true, None, RanStatus::This),
         (AutoType::OneShot, "running it now") => (Some(NEW), true, Some(NEW), RanStatus::This),
         (AutoType::OneShot, "ran an older one, Register-field differs") => {
             (Some(spec), false, None, RanStatus::This)
@@ -73,7 +73,7 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
         (AutoType::OneShot, "older one in progress, Restart-field differs") => {
             (Some(spec), true, Some(spec), RanStatus::NotThis)
         }
-        (AutoType::OneShot, "ran an older one, Replace differs, still guarded") => {
+        (AutoType::OneShot, "ran an older one, Replace differs, still supervised") => {
             (Some(spec), true, None, RanStatus::NotThis)
         }
         (AutoType::OneShot, other) => panic!("{other}"),
@@ -119,7 +119,7 @@ fn every_row_of_the_tables() {
             continue;
         }
         let observed = observed
-            .replace("any Register/Reload/Restart field differs, guarded", "Restart, guarded")
+            .replace("any Register/Reload/Restart field differs, supervised", "Restart, supervised")
             .replace("`register(n)`, ", "");
         for ((name, caps), cell) in CAPS.iter().zip(cells) {
             row(&observed, auto_type, state, name, *caps, cell);

@@ -318,6 +318,20 @@ fn literals_have_no_retired_word() {
     none("retired words in string literals", &findings);
 }
 
+/// A message that begins with `it` has no subject in a log.
+#[test]
+fn literals_do_not_begin_with_it() {
+    let mut findings = Vec::new();
+    for (file, text) in sources().into_iter().filter(|(file, _)| !file.ends_with("tests.rs")) {
+        for (line, literal) in literals(without_tests(&text)) {
+            if literal.to_lowercase().starts_with("it ") {
+                findings.push(format!("{file}:{line}: {literal}"));
+            }
+        }
+    }
+    none("string literals begin with `it`", &findings);
+}
+
 #[test]
 fn guides_have_no_retired_word() {
     let root = project();
@@ -380,7 +394,7 @@ fn comments_and_scripts_have_no_retired_word() {
     }
     let mut scripts: Vec<PathBuf> =
         ["Cargo.toml", "deny.toml", ".ci/run", "tests/run"].iter().map(|name| root.join(name)).collect();
-    for folder in ["examples/ci", "examples/container", "examples/notify", "examples/systemd"] {
+    for folder in ["examples/ci", "examples/container", "examples/notify", "examples/systemd", "manifests"] {
         let entries = std::fs::read_dir(root.join(folder)).expect("a folder of examples");
         scripts.extend(entries.flatten().map(|entry| entry.path()));
     }
@@ -391,6 +405,28 @@ fn comments_and_scripts_have_no_retired_word() {
         findings.extend(words.map(|word| format!("{}: {word}", path.display())));
     }
     none("retired words in comments and scripts", &findings);
+}
+
+/// The guides refer to the cases: the first lines of a case explain its plan.
+#[test]
+fn plan_cases_name_their_subject() {
+    let subjectless = ["What", "Who", "Whose", "How", "Why", "Where", "Which", "It", "The same"];
+    let folders = std::fs::read_dir(project().join("tests/cases")).expect("the cases").flatten();
+    let mut findings = Vec::new();
+    let mut number = 0;
+    for path in folders.map(|entry| entry.path().join("manifest.yaml")) {
+        let text = std::fs::read_to_string(&path).expect("a manifest");
+        let lines: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("# ")).collect();
+        let header = lines.join(" ");
+        number += 1;
+        if header.is_empty() || subjectless.iter().any(|word| header.starts_with(&format!("{word} "))) {
+            findings.push(format!("{}: {header}", path.display()));
+        }
+        let words = retired_words(&header).into_iter();
+        findings.extend(words.map(|word| format!("{}: {word}: {header}", path.display())));
+    }
+    assert!(number > 90, "only {number} cases were found");
+    none("headers of plan cases", &findings);
 }
 
 #[test]
