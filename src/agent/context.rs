@@ -114,7 +114,7 @@ impl AgentContext {
     pub fn for_test(folder: &std::path::Path) -> (Arc<AgentContext>, mpsc::UnboundedReceiver<AgentMessage>) {
         let (up, sent) = mpsc::unbounded_channel();
         let shared = AgentContext {
-            store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
+            store: Embedded::open(&folder.join("agent.db")).expect("a store"),
             up,
             exits: ExitRecords::in_folder(folder).expect("a folder"),
             user_permits: Arc::default(),

@@ -12,11 +12,11 @@ use crate::support::{abide, command, key_file, stderr, test_user, until};
 
 const SECRET: &str = "hunter2-of-the-old-version";
 
-struct Place(Workspace);
+struct DataFolder(Workspace);
 
-impl Place {
-    fn new() -> Place {
-        Place(Workspace::new())
+impl DataFolder {
+    fn new() -> DataFolder {
+        DataFolder(Workspace::new())
     }
 
     fn file(&self) -> PathBuf {
@@ -82,7 +82,7 @@ async fn content(store: &Embedded) -> (Vec<(String, Vec<u8>, u64)>, usize) {
 
 #[test]
 fn a_file_of_an_older_version_is_encrypted_once_and_keeps_its_content() {
-    let place = Place::new();
+    let place = DataFolder::new();
     let before = run(async {
         let store = Embedded::open(&place.file()).expect("it opens");
         fill(&store).await;
@@ -109,7 +109,7 @@ fn a_file_of_an_older_version_is_encrypted_once_and_keeps_its_content() {
 
 #[test]
 fn a_file_whose_key_is_missing_or_wrong_is_refused_unchanged() {
-    let place = Place::new();
+    let place = DataFolder::new();
     let right = place.keys(&key('1'));
     run(async {
         fill(&Embedded::open_keyed(&place.file(), &right).expect("it opens")).await;
@@ -149,7 +149,7 @@ fn a_file_whose_key_is_missing_or_wrong_is_refused_unchanged() {
 
 #[test]
 fn keys_rotate_and_an_old_key_can_be_removed() {
-    let place = Place::new();
+    let place = DataFolder::new();
     let before = run(async {
         let store = Embedded::open_keyed(&place.file(), &place.keys(&key('1'))).expect("it opens");
         fill(&store).await;
@@ -168,7 +168,7 @@ fn keys_rotate_and_an_old_key_can_be_removed() {
 
 #[test]
 fn bytes_that_another_process_kept_are_removed_by_a_later_opening() {
-    let place = Place::new();
+    let place = DataFolder::new();
     run(async { fill(&Embedded::open(&place.file()).expect("it opens")).await });
     let keys = place.keys(&key('1'));
     let reader = rusqlite::Connection::open(place.file()).expect("a database");
@@ -187,7 +187,7 @@ fn bytes_that_another_process_kept_are_removed_by_a_later_opening() {
 #[test]
 fn openings_at_the_same_time_encrypt_a_file_once() {
     for _ in 0..5 {
-        let place = Place::new();
+        let place = DataFolder::new();
         let before = run(async {
             let store = Embedded::open(&place.file()).expect("it opens");
             fill(&store).await;
@@ -210,7 +210,7 @@ fn openings_at_the_same_time_encrypt_a_file_once() {
 /// Someone who can write to the file: bytes of another entry, or of an older version of the same one.
 #[test]
 fn moved_and_damaged_values_are_refused() {
-    let place = Place::new();
+    let place = DataFolder::new();
     let keys = place.keys(&key('1'));
     run(async {
         let store = Embedded::open_keyed(&place.file(), &keys).expect("it opens");
@@ -251,7 +251,7 @@ fn moved_and_damaged_values_are_refused() {
 /// The log of such a store has one row without a value, also after the log of an older version.
 #[test]
 fn a_store_without_a_log_is_encrypted_and_other_readers_follow_it() {
-    let place = Place::new();
+    let place = DataFolder::new();
     run(async { fill(&Embedded::open(&place.file()).expect("it opens")).await });
     let keys = place.keys(&key('1'));
     run(async {
@@ -294,7 +294,7 @@ fn a_store_without_a_log_is_encrypted_and_other_readers_follow_it() {
 #[test]
 fn entries_that_are_set_aside_are_encrypted() {
     for was_plain in [true, false] {
-        let place = Place::new();
+        let place = DataFolder::new();
         let keys = place.keys(&key('1'));
         let first = if was_plain { KeySource::None } else { keys.clone() };
         let text = format!(r#"{{"secret":"{SECRET}"}}"#);

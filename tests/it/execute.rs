@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use abide::backend::{
-    Backend, BackendError, Operation, OperationState as Said, OperationStatus, RowState, Scope, Task,
+    Backend, BackendError, Operation, OperationState, OperationStatus, RowState, Scope, Task,
 };
 use abide::execute::{
     ActiveHolds, ExecutionContext, ExecutionResult, ExecutionSettings, StepOutcome, execute, journal,
@@ -93,9 +93,9 @@ impl Backend for Stub {
             return Ok(Task { ids: vec!["1".to_owned()], rows: rows.collect(), ..Task::default() });
         }
         let answer = |order: &Operation| {
-            let failed = Said::Failed { state: RowState::Other(1), message: "no".to_owned() };
+            let failed = OperationState::Failed { state: RowState::Other(1), message: "no".to_owned() };
             let fails = self.fails.contains(order.instance.name.to_string().as_str());
-            let result = if fails { failed } else { Said::Done };
+            let result = if fails { failed } else { OperationState::Done };
             OperationStatus { order: order.id.clone(), instance: order.instance.clone(), result }
         };
         Ok(Task { answered: orders.iter().map(answer).collect(), ..Task::default() })

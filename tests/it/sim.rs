@@ -49,8 +49,8 @@ impl<'a> Controller<'a> {
         Controller { sim, desired, rules, expectations: Vec::new(), lag, sent: BTreeMap::new(), orders: 0 }
     }
 
-    fn look(&mut self) -> Observed {
-        let observed = now(self.sim.observe(&Scope::default())).expect("a look");
+    fn observe(&mut self) -> Observed {
+        let observed = now(self.sim.observe(&Scope::default())).expect("an observation");
         let open = std::mem::take(&mut self.expectations);
         let (observed, open) = overlay(observed, open, self.lag, self.sim.now());
         self.expectations = open;
@@ -58,7 +58,7 @@ impl<'a> Controller<'a> {
     }
 
     fn plan(&mut self) -> (Plan, Observed) {
-        let observed = self.look();
+        let observed = self.observe();
         let now = Now { at: self.sim.now(), ..Now::default() };
         (reconcile(&self.desired, &observed, &self.rules, &now), observed)
     }

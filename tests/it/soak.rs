@@ -232,7 +232,7 @@ async fn play(seed: u64, secs: u64) {
                 // As if it had been killed: whatever it was about to do or to write is lost.
                 () = dies.notified() => {
                     target.expire_leases();
-                    say(&log, &target, "the controller died".to_owned());
+                    record_line(&log, &target, "the controller died".to_owned());
                 }
             }
         }
@@ -278,10 +278,10 @@ fn note(log: &Mutex<VecDeque<String>>, target: &Fake, event: &ControllerEvent<'_
         ControllerEvent::Read { .. } => "read".to_owned(),
         _ => return,
     };
-    say(log, target, line);
+    record_line(log, target, line);
 }
 
-fn say(log: &Mutex<VecDeque<String>>, target: &Fake, line: String) {
+fn record_line(log: &Mutex<VecDeque<String>>, target: &Fake, line: String) {
     let mut log = log.lock().expect("a log");
     // A repeated condition is logged once.
     if log.back().is_some_and(|last| last.split_once(' ').is_some_and(|(_, last)| *last == line)) {

@@ -17,7 +17,7 @@ type RecordedRequest = (String, String, Value);
 
 struct FakePlatform {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<RecordedRequest>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
     folder: tempfile::TempDir,
 }
 
@@ -26,12 +26,12 @@ impl FakePlatform {
     fn new(config: &str, manifest: &str, keys: [&'static str; 2]) -> FakePlatform {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let asked: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
-        let told = Arc::clone(&asked);
+        let requests: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
+        let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let told = Arc::clone(&told);
-                std::thread::spawn(move || answer(stream, &told, keys));
+                let recorded = Arc::clone(&recorded);
+                std::thread::spawn(move || answer(stream, &recorded, keys));
             }
         });
         let folder = tempfile::tempdir().expect("a folder");
@@ -39,7 +39,7 @@ impl FakePlatform {
         let config = config.replace("URL", &format!("http://{address}"));
         write("abide.yaml", &config);
         write("m.yaml", manifest);
-        FakePlatform { address, asked, folder }
+        FakePlatform { address, requests, folder }
     }
 
     fn apply(&self) -> (i32, String) {
@@ -55,41 +55,40 @@ impl FakePlatform {
 
     /// The bodies of calls to a path, without live checks.
     fn bodies(&self, path: &str) -> Vec<Value> {
-        let asked = self.asked.lock().expect("a lock");
-        let meant =
-            |asked: &&RecordedRequest| asked.0 == path && !asked.2.to_string().contains("\"op_type\":2");
-        asked.iter().filter(meant).map(|asked| asked.2.clone()).collect()
+        let requests = self.requests.lock().expect("a lock");
+        let selected = |one: &&RecordedRequest| one.0 == path && !one.2.to_string().contains("\"op_type\":2");
+        requests.iter().filter(selected).map(|one| one.2.clone()).collect()
     }
 
     fn paths(&self) -> Vec<String> {
-        self.asked.lock().expect("a lock").iter().map(|asked| asked.0.clone()).collect()
+        self.requests.lock().expect("a lock").iter().map(|one| one.0.clone()).collect()
     }
 }
 
 fn answer(
     mut stream: TcpStream,
-    told: &Mutex<Vec<RecordedRequest>>,
+    recorded: &Mutex<Vec<RecordedRequest>>,
     [key, result_key]: [&str; 2],
 ) -> Option<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
     while let Some(Request { path, head, body }) = Request::read(&mut stream) {
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let mut asked = told.lock().expect("a lock");
-        let looks = body.to_string().contains("\"op_type\":2");
+        let mut requests = recorded.lock().expect("a lock");
+        let is_live_check = body.to_string().contains("\"op_type\":2");
         let acted = |(path, _, body): &RecordedRequest| {
             let acts = path.contains("operate_proc") && !path.contains("result");
             acts && !body.to_string().contains("\"op_type\":2")
         };
-        let runs = asked.iter().any(acted);
-        asked.push((path.clone(), head, body.clone()));
-        drop(asked);
-        // As GSE writes a look: JSON inside a text; JOB writes the object itself.
+        let runs = requests.iter().any(acted);
+        requests.push((path.clone(), head, body.clone()));
+        drop(requests);
+        // As GSE writes a live check: JSON inside a text; JOB writes the object itself.
         let pid = if runs { 4321 } else { -1 };
-        let look = json!({"ip": "10.0.0.1", "utctime": "2026-11-16 08:00:00", "timezone": 8, "process": [
+        let check = json!({"ip": "10.0.0.1", "utctime": "2026-11-16 08:00:00", "timezone": 8, "process": [
             {"procname": "proc-test", "instance": [{"cmdline": "./start.sh", "cpuUsage": 0.0, "isAuto": runs, "phyMemUsage": 0.0,
              "pid": pid, "processName": "proc-test", "startTime": "Nov 16 08:00:00"}]}]});
         let is_job = path.contains("/job");
-        let content = if is_job { look } else { Value::String(look.to_string()) };
+        let content = if is_job { check } else { Value::String(check.to_string()) };
         let data = match path.trim_end_matches('/').rsplit('/').next()? {
             "get_proc_status" | "get_proc_status_v2" => json!({"proc_infos": []}),
             "get_agent_status" => {
@@ -101,17 +100,17 @@ fn answer(
             }
             "register_proc_info" => json!({key: {"error_code": 0, "error_msg": "success", "content": ""}}),
             "operate_proc" | "operate_proc_multi" => {
-                json!({"task_id": if looks { "GSETASK:LOOK" } else { "GSETASK:XXXXXXXXXX" }})
+                json!({"task_id": if is_live_check { "GSETASK:CHECK" } else { "GSETASK:XXXXXXXXXX" }})
             }
             "operate_process" | "manage_proc" => {
-                json!({"bk_gse_taskid": if looks { "GSETASK:LOOK" } else { "GSETASK:20180315180551:1000" }})
+                json!({"bk_gse_taskid": if is_live_check { "GSETASK:CHECK" } else { "GSETASK:20180315180551:1000" }})
             }
             "get_proc_operate_result" | "get_proc_operate_result_v2" => {
-                let content = if body["task_id"] == "GSETASK:LOOK" { content } else { json!("") };
+                let content = if body["task_id"] == "GSETASK:CHECK" { content } else { json!("") };
                 json!({result_key: {"error_code": 0, "error_msg": "success", "content": content}})
             }
             "get_proc_result" => {
-                let content = if body["bk_gse_taskid"] == "GSETASK:LOOK" { content } else { json!("") };
+                let content = if body["bk_gse_taskid"] == "GSETASK:CHECK" { content } else { json!("") };
                 json!({"status": 1, "result": {result_key: {"error_code": 0, "error_msg": "success", "content": content}}})
             }
             _ => Value::Null,
@@ -152,10 +151,10 @@ fn normalized(value: &Value) -> Value {
 /// Splits a body into its documented fields and those that only Abide adds.
 fn split_abide_fields(body: &Value) -> (Value, Value) {
     let mut body = body.clone();
-    let mut ours = json!({});
+    let mut abide_fields = json!({});
     for name in ["bk_app_code", "bk_app_secret", "bk_username"] {
         if let Some(value) = body.as_object_mut().and_then(|map| map.remove(name)) {
-            ours[name] = value;
+            abide_fields[name] = value;
         }
     }
     let labels = match body.pointer("/meta/labels").is_some() {
@@ -164,46 +163,46 @@ fn split_abide_fields(body: &Value) -> (Value, Value) {
     };
     for name in ["abide_owner", "abide_rev"] {
         if let Some(value) = labels.as_ref().and_then(|labels| labels.get(name)).cloned() {
-            ours[name] = value;
+            abide_fields[name] = value;
         }
     }
     if let Some(labels) = labels.and_then(Value::as_object_mut) {
         labels.retain(|name, _| !name.starts_with("abide_"));
     }
-    (body, ours)
+    (body, abide_fields)
 }
 
 #[test]
 fn gse_v2_requests_match_the_documentation() {
     let seed = fixture("gse_operate_proc.json");
     let key = "1:10.0.0.1:gse:proc-test";
-    let stand = FakePlatform::new(&config("gse-v2", ""), &seed.to_string(), [key, key]);
-    let (code, told) = stand.apply();
-    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
-    let bodies = stand.bodies("/api/c/compapi/v2/gse/operate_proc_multi/");
+    let platform = FakePlatform::new(&config("gse-v2", ""), &seed.to_string(), [key, key]);
+    let (code, output) = platform.apply();
+    assert_eq!(code, 0, "{output}\n{:?}", platform.paths());
+    let bodies = platform.bodies("/api/c/compapi/v2/gse/operate_proc_multi/");
     assert_eq!(bodies.len(), 1, "one call: {bodies:?}");
-    let (body, ours) = split_abide_fields(&bodies[0]);
+    let (body, abide_fields) = split_abide_fields(&bodies[0]);
     assert_eq!(body, json!({"proc_operate_req": [normalized(&seed)]}));
     assert_eq!(
-        (&ours["bk_app_code"], &ours["bk_app_secret"], &ours["abide_owner"]),
+        (&abide_fields["bk_app_code"], &abide_fields["bk_app_secret"], &abide_fields["abide_owner"]),
         (&json!("esb_test"), &json!("s3cret"), &json!("team"))
     );
-    assert!(ours["abide_rev"].as_str().is_some_and(|rev| rev.starts_with("v1.")));
+    assert!(abide_fields["abide_rev"].as_str().is_some_and(|rev| rev.starts_with("v1.")));
 }
 
 #[test]
 fn gse_v1_requests_match_the_documentation() {
     let seed = fixture("gse_register_proc_info.json");
     let key = "1:2:10.0.0.1:gse:proc-test";
-    let stand = FakePlatform::new(&config("gse-v1", ""), &seed.to_string(), [key, key]);
-    let (code, told) = stand.apply();
-    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
-    let bodies = stand.bodies("/api/c/compapi/v2/gse/register_proc_info/");
+    let platform = FakePlatform::new(&config("gse-v1", ""), &seed.to_string(), [key, key]);
+    let (code, output) = platform.apply();
+    assert_eq!(code, 0, "{output}\n{:?}", platform.paths());
+    let bodies = platform.bodies("/api/c/compapi/v2/gse/register_proc_info/");
     assert_eq!((bodies.len(), split_abide_fields(&bodies[0]).0), (1, normalized(&seed)));
-    let bodies = stand.bodies("/api/c/compapi/v2/gse/operate_proc/");
+    let bodies = platform.bodies("/api/c/compapi/v2/gse/operate_proc/");
     let (body, _) = split_abide_fields(&bodies[0]);
-    let meant = json!({"meta": normalized(&seed)["meta"], "hosts": seed["hosts"], "op_type": 0});
-    assert_eq!((bodies.len(), body), (1, meant), "no spec: the registered one is used");
+    let expected = json!({"meta": normalized(&seed)["meta"], "hosts": seed["hosts"], "op_type": 0});
+    assert_eq!((bodies.len(), body), (1, expected), "no spec: the registered one is used");
 }
 
 #[test]
@@ -212,16 +211,16 @@ fn gse_apigw_names_agents_and_has_its_credentials_in_a_header() {
     seed["hosts"] = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1, "bk_agent_id": "0200000000525400"}]);
     let key = "0200000000525400:gse:proc-test";
     let more = "tenant: blue, headers: {X-Extra: \"1\"},";
-    let stand = FakePlatform::new(&config("gse-apigw", more), &seed.to_string(), [key, key]);
-    let (code, told) = stand.apply();
-    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
-    let bodies = stand.bodies("/api/v2/proc/operate_proc_multi");
-    let (body, ours) = split_abide_fields(&bodies[0]);
+    let platform = FakePlatform::new(&config("gse-apigw", more), &seed.to_string(), [key, key]);
+    let (code, output) = platform.apply();
+    assert_eq!(code, 0, "{output}\n{:?}", platform.paths());
+    let bodies = platform.bodies("/api/v2/proc/operate_proc_multi");
+    let (body, abide_fields) = split_abide_fields(&bodies[0]);
     let one = &body["proc_operate_req"][0];
     assert_eq!((&one["agent_id_list"], &one["hosts"]), (&json!(["0200000000525400"]), &Value::Null));
-    assert_eq!((&one["spec"], &ours["bk_app_secret"]), (&normalized(&seed)["spec"], &Value::Null));
-    let asked = stand.asked.lock().expect("a lock");
-    let (_, head, _) = asked.iter().find(|asked| asked.0.contains("operate_proc_multi")).expect("a call");
+    assert_eq!((&one["spec"], &abide_fields["bk_app_secret"]), (&normalized(&seed)["spec"], &Value::Null));
+    let requests = platform.requests.lock().expect("a lock");
+    let (_, head, _) = requests.iter().find(|one| one.0.contains("operate_proc_multi")).expect("a call");
     let lower = head.to_ascii_lowercase();
     assert!(
         head.contains(r#""bk_app_code":"esb_test""#) && head.contains(r#""bk_app_secret":"s3cret""#),
@@ -247,11 +246,11 @@ fn job_requests_match_the_documentation() {
         ("biz_id: 1,", "/api/c/compapi/v2/job/operate_process/"),
         ("scope: {type: biz, id: \"1\"},", "/api/c/compapi/v2/jobv3/operate_process/"),
     ] {
-        let stand = FakePlatform::new(&config("job", more), &manifest, [key, key]);
-        let (code, told) = stand.apply();
-        assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
-        let bodies = stand.bodies(path);
-        assert_eq!(bodies.len(), 1, "{:?}", stand.paths());
+        let platform = FakePlatform::new(&config("job", more), &manifest, [key, key]);
+        let (code, output) = platform.apply();
+        assert_eq!(code, 0, "{output}\n{:?}", platform.paths());
+        let bodies = platform.bodies(path);
+        assert_eq!(bodies.len(), 1, "{:?}", platform.paths());
         let (body, _) = split_abide_fields(&bodies[0]);
         assert_eq!((&body["op_type"], &body["process_infos"]), (&json!(0), &seed["process_infos"]));
         let business = [&body["bk_biz_id"], &body["bk_scope_type"], &body["bk_scope_id"]];
@@ -272,10 +271,10 @@ fn a_proxy_receives_every_request() {
         "url: \"http://platform.invalid\"",
         1,
     );
-    let stand = FakePlatform::new(&config, &seed.to_string(), [key, key]);
-    let (code, told) = stand.apply();
-    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
-    let paths = stand.paths();
+    let platform = FakePlatform::new(&config, &seed.to_string(), [key, key]);
+    let (code, output) = platform.apply();
+    assert_eq!(code, 0, "{output}\n{:?}", platform.paths());
+    let paths = platform.paths();
     assert!(
         !paths.is_empty() && paths.iter().all(|path| path.starts_with("http://platform.invalid/")),
         "{paths:?}"

@@ -295,7 +295,7 @@ fn dependencies_are_kept_in_every_order_that_the_waves_allow() {
             if matches!(step.op, Op::Start | Op::Restart) {
                 let Some(want) = world.desired.instances.get(&step.instance) else { continue };
                 for name in &want.origin.depends_on {
-                    for (key, other) in meant(&world.desired, name, &step.instance.host) {
+                    for (key, other) in declared_instances(&world.desired, name, &step.instance.host) {
                         let earlier = format!("{}:web:old-{}", key.host, key.name).parse().expect("a key");
                         let proc = world.fleet.procs().get(key).or_else(|| world.fleet.procs().get(&earlier));
                         let idle = other.origin.state == State::Unhosted
@@ -325,7 +325,9 @@ fn dependencies_are_kept_in_every_order_that_the_waves_allow() {
             {
                 for (key, other) in &world.desired.instances {
                     let depends = other.origin.depends_on.iter().any(|name| {
-                        meant(&world.desired, name, &key.host).iter().any(|(key, _)| **key == step.instance)
+                        declared_instances(&world.desired, name, &key.host)
+                            .iter()
+                            .any(|(key, _)| **key == step.instance)
                     });
                     let stops = plan
                         .steps()
@@ -340,7 +342,7 @@ fn dependencies_are_kept_in_every_order_that_the_waves_allow() {
     });
 }
 
-fn meant<'a>(
+fn declared_instances<'a>(
     desired: &'a Desired,
     name: &ProcessKey,
     host: &HostKey,
@@ -366,7 +368,7 @@ fn a_change_and_its_revert_leave_nothing_to_do() {
         world.desired = first.clone();
         let settled = world.plan();
         assert_eq!(settled.steps().count(), 0);
-        // Wanting something else for a moment, and then not: nothing was done, nothing is to do.
+        // A revision that is replaced before a step leaves nothing to do.
         world.desired = second;
         world.plan();
         world.desired = first;
