@@ -240,7 +240,9 @@ fn a_hook_that_failed_while_no_agent_ran_fails_the_operation() {
         let row = row_after_death(&mut system, place, op, &spec);
         let message = row["error_msg"].as_str().unwrap_or_default();
         assert!(
-            row["error_code"] != 0 && message.contains("ended with 7; the process was"),
+            row["error_code"] != 0
+                && message.contains(" ended with 7")
+                && message.contains("; the process was"),
             "{place} {op}: {row}"
         );
         until("it is reported", || {

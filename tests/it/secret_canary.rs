@@ -386,20 +386,8 @@ fn follow_git(run: &mut Run) -> KillOnDrop {
     git(&work, &["clone", "--quiet", "--bare", ".", &origin]);
     let credentials = format!("ci:{}", run.canaries.get("git"));
     let address = git_server(&run.path("repository"), &credentials);
-    let args = [
-        "-vv",
-        "watch",
-        "--interval",
-        "1s",
-        "--listen",
-        "127.0.0.1:0",
-        "--owner",
-        "git",
-        "--target",
-        "there",
-        "--users",
-        "users.yaml",
-    ];
+    let args = "-vv watch --interval 1s --listen 127.0.0.1:0 --owner git --target there --users users.yaml";
+    let args: Vec<&str> = args.split(' ').collect();
     let mut watch = command(&args, run.folder.path());
     watch
         .env("ABIDE_GIT", format!("http://{credentials}@{address}/fleet.git"))
