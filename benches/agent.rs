@@ -2,8 +2,9 @@
 //!
 //! `cargo bench --bench agent` prints one JSON object. As root it has the figures of root's processes and of another user's
 //! processes. They are: the time of `operate_proc_multi` from the call until the last process runs, and of direct spawning
-//! in the same run; the time from the death of a process to its next pid; the agent's memory and its CPU time; the time of
-//! adoption after `kill -9`; and the time of stopping all processes. `targets` compares them with their limits.
+//! in the same run; the time from the death of a process to its next pid, and the same for a loop that only waits and spawns
+//! (the floor of this machine); the agent's memory and its CPU time; the time of adoption after `kill -9`; and the time of
+//! stopping all processes. `targets` compares them with their limits.
 //!
 //! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the other
 //! user (abide-test, or the system user without rights); `ABIDE_BENCH_ONLY` measures one user alone; `ABIDE_BENCH_IDLE_SECS` is the
@@ -54,9 +55,11 @@ struct Figures {
     start_cpu: Duration,
     stopped: Vec<Duration>,
     crashes: Vec<Duration>,
+    /// Crashes of a process of a loop that waits and spawns.
+    floor: Vec<Duration>,
     /// Percent of a core.
     idle: f64,
-    agent_memory: u64,
+    agent_memory: AgentMemory,
     launcher_memory: u64,
     adopted: Duration,
 }
@@ -70,8 +73,11 @@ impl Figures {
             "started_over_spawned": self.started_over_spawned(),
             "agent_cpu_ms_per_start": (self.start_cpu.as_secs_f64() * 1e5).round() / 100.0,
             "crash_to_new_pid_ms": {"median": ms(self.crash(50)), "p99": ms(self.crash(99)), "crashes": CRASHES},
-            "agent_mb": self.agent_memory as f64 / 1e6,
-            "launcher_mb": self.launcher_memory as f64 / 1e6,
+            "crash_floor_ms": {"median": ms(self.floor[CRASHES * 50 / 100]), "p99": ms(self.floor[CRASHES * 99 / 100])},
+            "agent_mb": mb(self.agent_memory.idle),
+            "agent_mb_of_files": mb(self.agent_memory.idle_files),
+            "agent_mb_after_crashes": mb(self.agent_memory.after_crashes),
+            "launcher_mb": mb(self.launcher_memory),
             "idle_percent_of_a_core": self.idle,
             "adopted_ms": ms(self.adopted),
             "stopped_ms": all(&self.stopped),
@@ -93,11 +99,25 @@ impl Figures {
             target("started_over_spawned", self.started_over_spawned(), 1.5),
             target("crash_to_new_pid_ms_median", ms(self.crash(50)), 1.0),
             target("crash_to_new_pid_ms_p99", ms(self.crash(99)), 5.0),
-            target("agent_mb", self.agent_memory as f64 / 1e6, 25.0),
+            target("agent_mb", mb(self.agent_memory.idle), 25.0),
             target("idle_percent_of_a_core", self.idle, 0.1),
             target("adopted_ms", ms(self.adopted), 500.0),
         ]
     }
+}
+
+/// Resident memory of an agent with all its processes, in bytes.
+struct AgentMemory {
+    /// Right after the crashes: their code and their buffers are still mapped.
+    after_crashes: u64,
+    /// After the idle phase.
+    idle: u64,
+    /// The part of `idle` that is mapped files: code and libraries.
+    idle_files: u64,
+}
+
+fn mb(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }
 
 fn ms(time: Duration) -> f64 {
@@ -163,12 +183,15 @@ fn measure(user: &str) -> Figures {
     std::thread::sleep(Duration::from_secs(2));
     let here = host.pid_files.path();
     let crashes = (0..CRASHES).map(|nth| crash(here, nth * 7 % PROCESSES)).collect();
+    let after_crashes = memory_of(agent.0.id(), "VmRSS");
+    let floor = crash_floor();
     let idle_time = Duration::from_secs(idle_secs());
     let before = cpu_time(&agent);
     std::thread::sleep(idle_time);
     let idle = (cpu_time(&agent) - before).as_secs_f64() / idle_time.as_secs_f64() * 100.0;
-    let agent_memory = resident(agent.0.id());
-    let launcher_memory = launcher_of(agent.0.id()).map_or(0, resident);
+    let (idle_memory, idle_files) = (memory_of(agent.0.id(), "VmRSS"), memory_of(agent.0.id(), "RssFile"));
+    let agent_memory = AgentMemory { after_crashes, idle: idle_memory, idle_files };
+    let launcher_memory = launcher_of(agent.0.id()).map_or(0, |launcher| memory_of(launcher, "VmRSS"));
     let pids: Vec<u32> = (0..PROCESSES).map(|nth| pid(here, nth)).collect();
     drop(agent);
     let (agent, adopted) = adopt(&host, &pids);
@@ -181,12 +204,14 @@ fn measure(user: &str) -> Figures {
         start_cpu,
         stopped,
         crashes,
+        floor,
         idle,
         agent_memory,
         launcher_memory,
         adopted,
     };
-    for times in [&mut figures.spawned, &mut figures.started, &mut figures.stopped, &mut figures.crashes] {
+    let Figures { spawned, started, stopped, crashes, floor, .. } = &mut figures;
+    for times in [spawned, started, stopped, crashes, floor] {
         times.sort();
     }
     figures
@@ -308,6 +333,31 @@ fn crash(here: &Path, nth: usize) -> Duration {
     took
 }
 
+/// The same with a loop that waits for its process and spawns the next one, next to the agent's processes.
+fn crash_floor() -> Vec<Duration> {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+    let (path, new) = (pid_path(folder.path(), 0), folder.path().join("new"));
+    let supervise = move || {
+        for _ in 0..=CRASHES {
+            let mut command = Command::new("/bin/sleep");
+            command.arg(NAP).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().expect("it starts");
+            std::fs::write(&new, child.id().to_string()).expect("a file");
+            std::fs::rename(&new, &path).expect("a pid file");
+            child.wait().expect("it ends");
+        }
+    };
+    let supervisor = std::thread::spawn(supervise);
+    while pid(folder.path(), 0) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let times = (0..CRASHES).map(|_| crash(folder.path(), 0)).collect();
+    let last = rustix::process::Pid::from_raw(pid(folder.path(), 0) as i32).expect("a pid");
+    rustix::process::kill_process(last, rustix::process::Signal::KILL).expect("it is there");
+    supervisor.join().expect("it ends");
+    times
+}
+
 struct Client(String);
 
 impl Client {
@@ -350,9 +400,10 @@ impl Client {
     }
 }
 
-fn resident(pid: u32) -> u64 {
+/// A line of a process's status, in bytes.
+fn memory_of(pid: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("its memory");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("its memory");
     line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).expect("a number") * 1024
 }
 

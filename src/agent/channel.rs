@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::Supervisor;
 use super::enrollment::{Renewal, SessionCredential, credential};
+use super::idle_memory::IdleMemory;
 use super::stream_clock::StreamClock;
 use crate::agent_protocol::{
     Acked, AgentMessage, CertificateLife, FiguresUpdate, FromAgent, HEARTBEAT_SECS, Join, Joined, LogChunk,
@@ -49,10 +50,14 @@ pub struct JoinConfig {
 
 /// Maximum messages per call.
 const BATCH: usize = 1000;
+/// Messages for which the outbox keeps memory.
+const IDLE_MESSAGES: usize = 64;
 /// A gateway that is silent for this long counts as gone.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * HEARTBEAT_SECS + 1);
 /// A stream whose heartbeats are older than this is reopened: the gateway then stamps open operations again.
 const LAG_MS: u64 = 5_000;
+/// Capacity that the buffer of the stream keeps.
+const IDLE_BUFFER_BYTES: usize = 16 << 10;
 /// Delays between attempts to join. Half of a delay is jitter: agents of a restarted gateway return at different times.
 const BACKOFF: RetryDelay =
     RetryDelay::doubling(Duration::from_millis(50), Duration::from_secs(5)).with_jitter(0.5);
@@ -170,7 +175,7 @@ async fn try_session(
     let mut buffer = Vec::new();
     let mut last_received = Instant::now();
     let mut heartbeat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
-    let mut busy = true;
+    let mut memory = IdleMemory::of_session();
     let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, SessionError>>> = None;
     let mut figures = supervisor.figures_timer();
     let mut renewal = Renewal::start(outbox.certificate, gateway.clone(), config.folder.clone());
@@ -196,14 +201,14 @@ async fn try_session(
                 }
             }
             Some(message) = messages.recv() => {
-                busy = true;
+                memory.set_busy();
                 outbox.waiting.push(message);
                 while outbox.waiting.len() < BATCH && let Ok(more) = messages.try_recv() {
                     outbox.waiting.push(more);
                 }
             }
             chunk = supervisor.next_log_chunk() => {
-                busy = true;
+                memory.set_busy();
                 tokio::spawn(gateway.clone().send_log_chunk(session.clone(), chunk));
             }
             renewed = renewal.done() => return renewed.and(Err(SessionError::Renewed)),
@@ -211,16 +216,12 @@ async fn try_session(
                 send_task = None;
                 let acknowledged = sent??;
                 supervisor.acknowledged(acknowledged).await?;
-                // Right after a heartbeat of an idle agent: the next one is seconds away.
-                if !busy && outbox.waiting.is_empty() {
-                    super::process::release_code();
+                if outbox.waiting.is_empty() {
+                    memory.after_heartbeat();
                 }
             }
             _ = heartbeat.tick() => {
-                // A burst of work is over.
-                if std::mem::take(&mut busy) {
-                    crate::malloc::give_freed_back();
-                }
+                memory.at_heartbeat();
                 if last_received.elapsed() > STREAM_TIMEOUT {
                     return Err(SessionError::Silent);
                 }
@@ -272,11 +273,13 @@ async fn handle_lines(
     clock: &mut StreamClock,
     supervisor: &mut Supervisor,
 ) -> Result<(), SessionError> {
-    while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-        let line: Vec<u8> = buffer.drain(..=end).collect();
-        if line.len() > 1 {
+    let mut begin = 0;
+    while let Some(length) = buffer[begin..].iter().position(|byte| *byte == b'\n') {
+        let line = &buffer[begin..begin + length];
+        begin += length + 1;
+        if !line.is_empty() {
             // A newer gateway may send messages that this agent does not know.
-            match serde_json::from_slice::<ToAgent>(&line) {
+            match serde_json::from_slice::<ToAgent>(line) {
                 Ok(message) => {
                     let age_ms = clock.age_ms_of(&message)?;
                     supervisor.handle_message(message, age_ms).await;
@@ -285,6 +288,9 @@ async fn handle_lines(
             }
         }
     }
+    buffer.drain(..begin);
+    // A burst makes it as long as a chunk of the stream.
+    buffer.shrink_to(IDLE_BUFFER_BYTES);
     Ok(())
 }
 
@@ -346,6 +352,7 @@ impl Outbox {
             self.seq += 1;
             batch.push(FromAgent { seq: self.seq, what });
         }
+        self.waiting.shrink_to(IDLE_MESSAGES);
         let (gateway, session) = (self.gateway.clone(), self.session.clone());
         async move {
             let clock = clock::now().0.to_string();

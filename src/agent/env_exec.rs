@@ -41,6 +41,11 @@ enum InvalidOutput {
     Nul,
 }
 
+/// Whether programs print values of a spec's variables.
+pub fn has_any(spec: &Spec) -> bool {
+    spec.env.values().any(|value| matches!(value, EnvValue::Exec(_)))
+}
+
 /// The values of a spec's variables that programs print.
 pub async fn values(
     shared: &AgentContext,

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! An agent connects out to a gateway ([`channel`]), with a static token or a certificate ([`enrollment`]), and performs the
-//! operations that the gateway sends. Each instance has a task that owns it ([`instance`]): operations on one instance run
+//! operations that the gateway sends. An idle agent returns memory ([`idle_memory`]). Each instance has a task that owns it ([`instance`]): operations on one instance run
 //! one after the other, operations on different instances run concurrently. The task of an instance that is gone ends
 //! ([`instance_tasks`]). The task holds its process by a pidfd ([`process`]): the kernel notifies it when the process ends,
 //! and no signal can reach another process that reuses the pid. A pure function ([`restart_policy`]) decides whether and
@@ -55,6 +55,7 @@ mod exit_record;
 mod figures;
 mod file_limit;
 mod health;
+mod idle_memory;
 mod instance;
 mod instance_tasks;
 mod launch_mark;

@@ -20,6 +20,8 @@ use crate::agent_protocol::{OpRequest, OpResult};
 use crate::clock::{self, BootInstant};
 use crate::store::{Embedded, Entry, Error, Store, Txn, keys};
 
+/// Operations for which the log keeps memory.
+const IDLE_OPERATIONS: usize = 64;
 const TWO_DAYS_MS: i64 = 2 * 86_400_000;
 /// A floor that deletes no record is written this often.
 const FLOOR_WRITE_MS: u64 = 600_000;
@@ -169,6 +171,7 @@ impl OpLog {
                 self.ran.insert(op, (number, now));
             }
         }
+        self.in_flight.shrink_to(IDLE_OPERATIONS);
         Ok(())
     }
 
@@ -207,6 +210,7 @@ impl OpLog {
         for op in ops {
             self.ran.remove(op);
         }
+        self.ran.shrink_to(IDLE_OPERATIONS);
         Ok(())
     }
 }

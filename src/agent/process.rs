@@ -180,11 +180,7 @@ impl ProcessHandle {
         }
         // Without readiness events from the pidfd, poll for the end.
         if self.fd.readable().await.is_err() {
-            while ProcStat::of(self.identity.pid)
-                .is_some_and(|stat| stat.started == self.identity.started && stat.state != 'Z')
-            {
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            }
+            Box::pin(self.poll_for_end()).await;
         }
         let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
         self.reaped.get_or_init(|| self.is_in_session().then(ticks_since_boot));
@@ -195,6 +191,14 @@ impl ProcessHandle {
             status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
         });
         *self.exit.get_or_init(|| code)
+    }
+
+    async fn poll_for_end(&self) {
+        while ProcStat::of(self.identity.pid)
+            .is_some_and(|stat| stat.started == self.identity.started && stat.state != 'Z')
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
     }
 
     /// Whether a signal ended the process. Known once [`wait_exit`](Self::wait_exit) returned its code.

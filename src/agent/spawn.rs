@@ -68,7 +68,13 @@ struct LaunchFiles {
 
 impl Launch {
     /// Launches the process on a worker thread. It is claimed from its creation on.
-    pub async fn spawn(self) -> Result<ProcessHandle, LaunchError> {
+    ///
+    /// Boxed: thousands of launches may wait for a permit.
+    pub fn spawn(self) -> impl Future<Output = Result<ProcessHandle, LaunchError>> + Send {
+        Box::new(self).spawn_boxed()
+    }
+
+    async fn spawn_boxed(self: Box<Self>) -> Result<ProcessHandle, LaunchError> {
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
         let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await;
         let Ok(permit) = permit else { return Err(LaunchError::Queue { command, user }) };

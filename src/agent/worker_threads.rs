@@ -110,6 +110,9 @@ fn next(rights: &ThreadRights, send: &SyncSender<Work>, receive: &Receiver<Work>
     let thread = std::thread::current().id();
     idle_threads().entry(rights.clone()).or_default().push(IdleThread { thread, work: send.clone() });
     loop {
+        if rights.is_none() && IS_KEPT.get() {
+            return receive.recv().ok();
+        }
         match receive.recv_timeout(IDLE_TIMEOUT) {
             Ok(work) => return Some(work),
             Err(RecvTimeoutError::Disconnected) => return None,
@@ -121,7 +124,7 @@ fn next(rights: &ThreadRights, send: &SyncSender<Work>, receive: &Receiver<Work>
             // Selected at the last moment: its work is about to arrive.
             continue;
         };
-        if rights.is_none() && (idle.len() == 1 || IS_KEPT.get()) {
+        if rights.is_none() && idle.len() == 1 {
             continue;
         }
         idle.remove(at);

@@ -22,32 +22,43 @@ pub fn folder() -> tempfile::TempDir {
 
 // ---- What every engine must do. Another engine adds a line here.
 
+/// A claim about an encrypted file that is opened in one of the ways.
+macro_rules! engine_test {
+    ($claim:ident, $open:ident) => {
+        #[test]
+        fn $claim() {
+            let folder = super::folder();
+            let keys = super::KeySource::File(folder.path().join("key"));
+            let store = super::Embedded::$open(&folder.path().join("store.db"), &keys);
+            super::run(super::$claim(store.expect("it opens")));
+        }
+    };
+}
+
 macro_rules! every_engine {
-    ($($claim:ident),* $(,)?) => {
+    ($($claim:ident),* ; followed: $($followed:ident),* $(,)?) => {
         mod in_a_file {
             $(#[test]
             fn $claim() {
                 let folder = super::folder();
                 super::run(super::$claim(super::embedded(&folder)));
             })*
+            $(#[test]
+            fn $followed() {
+                let folder = super::folder();
+                super::run(super::$followed(super::embedded(&folder)));
+            })*
         }
         mod in_a_file_for_one {
-            $(#[test]
-            fn $claim() {
-                let folder = super::folder();
-                let file = folder.path().join("store.db");
-                let store = super::Embedded::open_alone(&file, &super::KeySource::None).expect("it opens");
-                super::run(super::$claim(store));
-            })*
+            $(engine_test!($claim, open_alone);)*
+            $(engine_test!($followed, open_alone);)*
         }
         mod in_an_encrypted_file {
-            $(#[test]
-            fn $claim() {
-                let folder = super::folder();
-                let keys = super::KeySource::File(folder.path().join("key"));
-                let store = super::Embedded::open_keyed(&folder.path().join("store.db"), &keys);
-                super::run(super::$claim(store.expect("it opens")));
-            })*
+            $(engine_test!($claim, open_keyed);)*
+            $(engine_test!($followed, open_keyed);)*
+        }
+        mod in_a_file_without_a_cache {
+            $(engine_test!($claim, open_alone_unlogged);)*
         }
     };
 }
@@ -58,9 +69,9 @@ every_engine!(
     compare_and_write_lets_one_of_many_win,
     ranges_come_in_pages_and_in_order,
     a_slice_is_what_a_reader_who_counts_expects,
-    changes_come_from_any_number_on,
     a_lease_has_one_holder_and_a_number_that_grows,
-    a_value_that_does_not_parse_is_an_error_with_its_key,
+    a_value_that_does_not_parse_is_an_error_with_its_key;
+    followed: changes_come_from_any_number_on,
 );
 
 pub async fn value(store: &impl Store, key: &str) -> Option<String> {

@@ -32,8 +32,9 @@ use crate::model::InstanceKey;
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Delay of the first sample after a launch.
 const FIRST_SAMPLE: Duration = Duration::from_secs(2);
-/// Interval between two passes, and minimum number of samples per pass.
-const PASS_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two passes: while there are new processes, and otherwise. Fewer passes wake the agent less.
+const PASS_INTERVALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Minimum number of samples per pass.
 const MIN_PER_PASS: usize = 20;
 
 /// The instances of an agent.
@@ -45,6 +46,8 @@ pub struct FigureTable {
     /// Processes have a first sample that no update had.
     has_first_samples: AtomicBool,
     first_sampled: Notify,
+    /// Processes have no sample yet.
+    has_new: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -73,6 +76,8 @@ struct SlotState {
     /// Figures that the gateway has.
     sent: Option<TreeFigures>,
     ring: FigureRing,
+    /// That of the table.
+    has_new: Arc<AtomicBool>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -92,6 +97,7 @@ impl FigureSlot {
         if state.key != *key {
             (state.key, state.named_in) = (key.clone(), 0);
         }
+        state.has_new.fetch_or(tree.is_some(), Ordering::AcqRel);
         (state.tree, state.last, state.now) = (tree, None, None);
         state.due = Instant::now() + FIRST_SAMPLE;
     }
@@ -195,6 +201,7 @@ impl FigureTable {
             now: None,
             sent: None,
             ring: FigureRing::default(),
+            has_new: Arc::clone(&self.has_new),
         })));
         slots.all.push((id, Arc::downgrade(&slot)));
         slot
@@ -249,9 +256,11 @@ impl FigureTable {
         file.restore(&slots);
         let is_due = |state: &SlotState| state.tree.is_some() && state.due <= now;
         let (mut grouped, mut others) = (Vec::new(), Vec::new());
-        let mut is_table_due = false;
+        let (mut is_table_due, mut has_new) = (false, false);
+        self.has_new.store(false, Ordering::Release);
         for slot in &slots {
             let state = locked(&slot.0);
+            has_new |= state.tree.is_some() && state.now.is_none();
             match &state.tree {
                 Some(tree) if tree.has_group() && is_due(&state) => grouped.push((state.due, slot)),
                 Some(tree) if !tree.has_group() => {
@@ -261,7 +270,9 @@ impl FigureTable {
                 Some(_) | None => {}
             }
         }
-        let passes = usize::try_from(interval.as_secs()).unwrap_or(usize::MAX).max(1);
+        self.has_new.fetch_or(has_new, Ordering::AcqRel);
+        let passes = usize::try_from(interval.as_secs() / PASS_INTERVALS.1.as_secs()).unwrap_or(usize::MAX);
+        let passes = passes.max(1);
         let most = (2 * slots.len().div_ceil(passes)).max(MIN_PER_PASS);
         if grouped.len() > most {
             grouped.sort_by_key(|(due, _)| *due);
@@ -317,11 +328,19 @@ impl Supervisor {
 
 /// Samples all instances until the agent ends.
 pub async fn run(table: Weak<FigureTable>, interval: Duration) {
-    let mut ticks = tokio::time::interval(PASS_INTERVAL.min(interval));
+    let mut ticks = tokio::time::interval(PASS_INTERVALS.0.min(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last: Option<Instant> = None;
     loop {
         ticks.tick().await;
         let Some(table) = table.upgrade() else { return };
+        // A tick may be a moment early.
+        let elapsed = |last: Instant| last.elapsed() + PASS_INTERVALS.0.min(interval) / 2;
+        let is_due = last.is_none_or(|last| elapsed(last) >= PASS_INTERVALS.1.min(interval));
+        if !is_due && !table.has_new.load(Ordering::Acquire) {
+            continue;
+        }
+        last = Some(Instant::now());
         // A pass that exceeds the time limit goes on. The next tick skips its work until then.
         let _ = proc_scan::run(move || table.pass(Instant::now(), interval)).await;
     }

@@ -121,7 +121,7 @@ impl InstanceTask {
         let mut killed = KilledProcesses::default();
         let ended = match command {
             Some(command) => {
-                let failure = handle.reaping(self.run_stop_command(owned, command, by.ok())).await;
+                let failure = handle.reaping(Box::pin(self.run_stop_command(owned, command, by.ok()))).await;
                 begun = Instant::now();
                 match timeout(wait, handle.wait_exit()).await {
                     Ok(code) => Ok(code),

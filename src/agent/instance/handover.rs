@@ -105,9 +105,9 @@ impl InstanceTask {
     ) -> Result<CommandExit, AgentError> {
         let launch = Some((context.launch_id.as_str(), context.group.clone()));
         let Some(handle) = self.handle.take() else {
-            return self.command(&owned.spec, command, record, launch).await;
+            return Box::pin(self.command(&owned.spec, command, record, launch)).await;
         };
-        let ended = handle.reaping(self.command(&owned.spec, command, record, launch)).await;
+        let ended = handle.reaping(Box::pin(self.command(&owned.spec, command, record, launch))).await;
         self.handle = Some(handle);
         ended
     }

@@ -71,11 +71,12 @@ impl InstanceTask {
         let _permit = shared.commands.acquire(rights.account().uid()).await;
         let group = shared.groups.make(&record, spec);
         let earlier = self.shared.exits.read(&record) != ExitRecord::Missing;
-        let mut ended = self.run_launch_hook(spec, hook, rights, &record, sandbox, group.clone()).await;
+        let mut ended =
+            Box::pin(self.run_launch_hook(spec, hook, rights, &record, sandbox, group.clone())).await;
         if earlier && spec.sandbox.private_tmp == Some(true) {
             // The earlier hook had other private directories, which no process has any more.
             self.shared.exits.remove(&record);
-            ended = self.run_launch_hook(spec, hook, rights, &record, sandbox, group.clone()).await;
+            ended = Box::pin(self.run_launch_hook(spec, hook, rights, &record, sandbox, group.clone())).await;
         }
         ProcessTree::of_command(&record, group, rights.account().uid()).end_leftovers().await;
         failpoint::point("hook-ended");
@@ -118,7 +119,7 @@ impl InstanceTask {
         let resident = spec.monitor.auto_type == AutoType::Resident;
         let hook = spec.hooks.before_stop.as_ref().filter(|hook| resident && hook.applies(repairs));
         let Some(hook) = hook.filter(|_| self.is_running()) else { return Ok(()) };
-        let ended = self.run_process_hook(spec, hook, command_id(op_id, BEFORE_STOP)).await;
+        let ended = Box::pin(self.run_process_hook(spec, hook, command_id(op_id, BEFORE_STOP))).await;
         match self.failure_of(BEFORE_STOP, hook, spec, ended) {
             Some(why) => Err(failed(format!("{why}; the process was not stopped"))),
             None => Ok(()),
@@ -157,7 +158,7 @@ impl InstanceTask {
         if !self.is_running() {
             return reply;
         }
-        match self.run_after_start(&owned.spec, &hook, command_id(op_id, AFTER_START)).await {
+        match Box::pin(self.run_after_start(&owned.spec, &hook, command_id(op_id, AFTER_START))).await {
             Ok(()) => reply,
             Err(failure) => failure,
         }
@@ -170,7 +171,8 @@ impl InstanceTask {
             return done();
         };
         let Some(hook) = after_start(&live.spec, true).cloned() else { return done() };
-        if let Err(failure) = self.run_after_start(&live.spec, &hook, after_start_id(&launch_id)).await {
+        let record = after_start_id(&launch_id);
+        if let Err(failure) = Box::pin(self.run_after_start(&live.spec, &hook, record)).await {
             return failure;
         }
         if let Some(run) = &mut self.state.run {

@@ -70,14 +70,16 @@ impl InstanceTask {
         for variable in ignored_variables(spec) {
             warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
         }
-        let sandbox = LaunchSandbox::of_launch(spec, &rights).await;
+        let sandbox = Box::pin(LaunchSandbox::of_launch(spec, &rights)).await;
         let sandbox = sandbox.map_err(|error| failed(AgentError::from(LaunchError::from(error))))?;
         self.run_before_start(spec, &rights, launch_id, op_id, &sandbox).await?;
         // Read after the hook, which may write the files.
         let env = environment(spec, &rights, &variables).await;
         let mut env = env.map_err(|error| failed(AgentError::from(error)))?;
-        let given = env_exec::values(&self.shared, spec, &rights, &env, &sandbox).await;
-        env.add_secrets(given.map_err(|error| failed(AgentError::from(error)))?);
+        if env_exec::has_any(spec) {
+            let given = Box::pin(env_exec::values(&self.shared, spec, &rights, &env, &sandbox)).await;
+            env.add_secrets(given.map_err(|error| failed(AgentError::from(error)))?);
+        }
         let pid_file =
             Some(PathBuf::from(&spec.identity.pid_path)).filter(|path| !path.as_os_str().is_empty());
         let folder = Path::new(&spec.identity.setup_path);
@@ -88,7 +90,8 @@ impl InstanceTask {
             StartMode::Foreground => {
                 // A start check of 0 s only waits for the program: it shows no output.
                 let captures = checks.start && resident && spec.monitor.start_check_secs != Some(0);
-                let output = self.foreground_output(spec, launch_id, &rights, env.secrets, captures).await?;
+                let output = self.foreground_output(spec, launch_id, &rights, env.secrets, captures);
+                let output = Box::pin(output).await?;
                 let launch = Launch {
                     command,
                     folder: folder.to_owned(),
@@ -124,7 +127,7 @@ impl InstanceTask {
                 // Where the user cannot create the directory, the daemon fails with its own message.
                 let _ = rights.run(FileWork::PidFile, "create the directory of pid_path", make).await;
                 let program = SpecCommand { command: &command, folder, rights: &rights, env, time, sandbox };
-                self.begin_daemon(spec, program, (launch_id, group)).await
+                Box::pin(self.begin_daemon(spec, program, (launch_id, group))).await
             }
         }
     }

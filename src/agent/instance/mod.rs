@@ -263,7 +263,7 @@ impl InstanceTask {
                 biased;
                 code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
                 command = commands.recv() => TaskEvent::Command(command),
-                _ = async { match writer { Some(writer) => writer.handle.wait_exit().await, None => pending().await } } => TaskEvent::WriterExited,
+                _ = async { match writer { Some(writer) => Box::pin(writer.handle.wait_exit()).await, None => pending().await } } => TaskEvent::WriterExited,
                 result = async { match check_task { Some(check_task) => check_task.result().await, None => pending().await } } => {
                     TaskEvent::Checked(result)
                 }
@@ -377,7 +377,9 @@ impl InstanceTask {
     }
 
     async fn operate(&mut self, request: &OpRequest) -> (RowCode, String, Option<Value>) {
-        let owned = request.spec.clone();
+        // A request repeats the registered spec nearly always: memory has it once.
+        let known = |sent: OwnedSpec| self.state.given.clone().filter(|given| *given == sent).unwrap_or(sent);
+        let owned = request.spec.clone().map(known);
         let owned = owned
             .or_else(|| self.state.run.as_ref().map(|run| run.live.clone()))
             .or_else(|| self.state.given.clone());
@@ -417,8 +419,8 @@ impl InstanceTask {
             AgentOp::Start => self.start(&owned, op_id).await,
             AgentOp::Stop => self.stop(&owned, &request.op_id).await,
             AgentOp::Kill => self.kill(&owned, &request.op_id).await,
-            AgentOp::Restart => self.restart(&owned, op_id, request.supervises).await,
-            AgentOp::Reload => self.reload(&owned, request.takes.as_deref(), &request.op_id).await,
+            AgentOp::Restart => Box::pin(self.restart(&owned, op_id, request.supervises)).await,
+            AgentOp::Reload => Box::pin(self.reload(&owned, request.takes.as_deref(), &request.op_id)).await,
             AgentOp::Host => self.supervise(owned).await,
             AgentOp::Unhost => {
                 (self.state.hosted, self.state.dormant) = (false, false);
@@ -468,5 +470,21 @@ pub(super) fn read_clocks() -> ClockReading {
     ClockReading {
         wall: clock::now().0,
         passed: i64::try_from(BEGIN.elapsed().as_millis()).unwrap_or(i64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gateway may request a thousand operations at once, and each of them waits for its permit.
+    #[tokio::test]
+    async fn an_operation_that_waits_needs_little_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (shared, _sent) = AgentContext::for_test(folder.path());
+        let key = "0:127.0.0.1:web:p".parse().expect("a key");
+        let mut task = InstanceTask::new(key, InstanceState::default(), None, shared);
+        let operation = size_of_val(&task.handle_command(InstanceCommand::Wake));
+        assert!(operation < 6 << 10, "{operation} bytes");
     }
 }

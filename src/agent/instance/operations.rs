@@ -40,7 +40,7 @@ impl InstanceTask {
 
     pub(super) async fn start(&mut self, owned: &OwnedSpec, op_id: Option<String>) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
-            let reply = self.check_after_launch(owned, op_id.as_deref()).await;
+            let reply = Box::pin(self.check_after_launch(owned, op_id.as_deref())).await;
             if reply.0 == RowCode::DONE {
                 (self.state.given, self.state.hosted) = (Some(owned.clone()), true);
             }
@@ -164,7 +164,7 @@ impl InstanceTask {
         if !checks.start || !is_resident {
             return done();
         }
-        let reply = self.stays_running(Duration::from_secs(secs.into())).await;
+        let reply = Box::pin(self.stays_running(Duration::from_secs(secs.into()))).await;
         self.progress.attempt = None;
         self.finish_start(owned, op_id.as_deref(), reply).await
     }
@@ -276,7 +276,7 @@ impl InstanceTask {
         supervises: bool,
     ) -> OpReply {
         if self.launched_by(op_id.as_deref()) {
-            let reply = self.check_after_launch(owned, op_id.as_deref()).await;
+            let reply = Box::pin(self.check_after_launch(owned, op_id.as_deref())).await;
             self.launches.failed = reply.0 != RowCode::DONE;
             return reply;
         }
@@ -305,7 +305,7 @@ impl InstanceTask {
                     Err(why) => return failed(format!("nothing was restarted: {why}")),
                 }
             }
-            let reply = self.restart_with_command(owned, command, op_id.as_deref()).await;
+            let reply = Box::pin(self.restart_with_command(owned, command, op_id.as_deref())).await;
             let reply = self.finish_start(owned, op_id.as_deref(), reply).await;
             self.launches.failed = (is_down || !self.is_running()) && reply.0 != RowCode::DONE;
             return reply;

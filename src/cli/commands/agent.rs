@@ -101,6 +101,7 @@ impl AgentTransportArgs {
 /// Runs before the first thread starts: each thread would get its own heap.
 pub fn prepare_memory() {
     malloc::allocate_tightly();
+    malloc::map_large_buffers();
 }
 
 pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {

@@ -1,4 +1,4 @@
-//! In-memory cache of all entries, kept in step with the file.
+//! In-memory cache of all entries, kept in step with the file. A store that is hardly read has their last number only.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 
-use super::file::{DatabaseFileError, data_version, last_number, logged, number, sum};
+use super::file::{DatabaseFileError, data_version, last_number, logged, read_entries};
 use super::seal::Sealer;
 use crate::store::{Change, Entry, Seq};
 
 /// All entries, in memory.
 #[derive(Default)]
 pub(super) struct Cache {
+    /// Whether the entries are in memory. Otherwise they are read from the file.
+    pub(super) has_entries: bool,
     pub(super) entries: BTreeMap<Arc<str>, Entry>,
     /// Number of keys per `a/b/` prefix, for paging readers.
     folders: HashMap<String, usize>,
@@ -69,22 +71,12 @@ impl Cache {
         if let Some(recent) = &mut self.recent {
             *recent = RecentChanges { after: self.last, ..RecentChanges::default() };
         }
-        let mut rows = connection.prepare("SELECT key, value, changed, sum FROM entry")?;
-        let mut rows = rows.query([])?;
         self.entries.clear();
         self.folders.clear();
-        while let Some(row) = rows.next()? {
-            let key: Arc<str> = row.get::<_, String>(0)?.into();
-            let stored: Vec<u8> = row.get(1)?;
-            let changed = row.get(2)?;
-            if sum(&key, &stored, changed) != row.get::<_, i64>(3)? {
-                return Err(DatabaseFileError::Entry(format!("the entry {key:?} has a wrong checksum")));
-            }
-            let value = sealer.open(&key, changed, stored)?.into();
-            let changed = number(changed);
-            self.put(key, value, changed);
-        }
-        Ok(())
+        read_entries(connection, sealer, "", |entry| {
+            self.put(entry);
+            true
+        })
     }
 
     /// Applies the changes since the last one, or loads everything if the log no longer has them.
@@ -100,8 +92,11 @@ impl Cache {
         Ok(())
     }
 
-    fn put(&mut self, key: Arc<str>, value: Arc<[u8]>, changed: Seq) {
-        let entry = Entry { key: Arc::clone(&key), value, mod_seq: changed };
+    fn put(&mut self, entry: Entry) {
+        if !self.has_entries {
+            return;
+        }
+        let key = Arc::clone(&entry.key);
         if let Some(folder) = folder(&key)
             && !self.entries.contains_key(&key)
         {
@@ -124,7 +119,7 @@ impl Cache {
         }
         let Change { number, key, value } = change;
         match value {
-            Some(value) => self.put(key, value, number),
+            Some(value) => self.put(Entry { key, value, mod_seq: number }),
             None => {
                 if self.entries.remove(&key).is_some()
                     && let Some(folder) = folder(&key)

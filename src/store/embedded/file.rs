@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Row};
 
 use super::seal::Sealer;
-use crate::store::{Change, DiskError, Error, Seq};
+use crate::store::{Change, DiskError, Entry, Error, Seq};
 
 /// Number of changes that the log keeps.
 pub(super) const KEPT: u64 = 100_000;
@@ -58,20 +58,44 @@ pub(super) fn connect_to_read(file: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// One value.
+/// One entry.
 pub(super) fn read_entry(
     connection: &Connection,
     sealer: &Sealer,
     key: &str,
-) -> Result<Option<Vec<u8>>, DatabaseFileError> {
-    let mut rows = connection.prepare("SELECT value, changed, sum FROM entry WHERE key = ?1")?;
+) -> Result<Option<Entry>, DatabaseFileError> {
+    let mut rows = connection.prepare_cached("SELECT key, value, changed, sum FROM entry WHERE key = ?1")?;
     let mut rows = rows.query([key])?;
-    let Some(row) = rows.next()? else { return Ok(None) };
-    let (value, changed): (Vec<u8>, i64) = (row.get(0)?, row.get(1)?);
-    match sum(key, &value, changed) == row.get::<_, i64>(2)? {
-        true => sealer.open(key, changed, value).map(Some),
-        false => Err(DatabaseFileError::Entry(format!("the value of {key:?} has a wrong checksum"))),
+    rows.next()?.map(|row| entry_of(row, sealer)).transpose()
+}
+
+/// Calls `each` with the entries from a key on, in order, until it returns false.
+pub(super) fn read_entries(
+    connection: &Connection,
+    sealer: &Sealer,
+    first: &str,
+    mut each: impl FnMut(Entry) -> bool,
+) -> Result<(), DatabaseFileError> {
+    let mut rows = connection
+        .prepare_cached("SELECT key, value, changed, sum FROM entry WHERE key >= ?1 ORDER BY key")?;
+    let mut rows = rows.query([first])?;
+    while let Some(row) = rows.next()? {
+        if !each(entry_of(row, sealer)?) {
+            return Ok(());
+        }
     }
+    Ok(())
+}
+
+/// The entry of a row, whose checksum must be right.
+fn entry_of(row: &Row<'_>, sealer: &Sealer) -> Result<Entry, DatabaseFileError> {
+    let key: Arc<str> = row.get::<_, String>(0)?.into();
+    let (stored, changed): (Vec<u8>, i64) = (row.get(1)?, row.get(2)?);
+    if sum(&key, &stored, changed) != row.get::<_, i64>(3)? {
+        return Err(DatabaseFileError::Entry(format!("the entry {key:?} has a wrong checksum")));
+    }
+    let value = sealer.open(&key, changed, stored)?.into();
+    Ok(Entry { key, value, mod_seq: number(changed) })
 }
 
 /// Creates the tables, or verifies an existing file.

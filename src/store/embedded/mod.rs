@@ -6,7 +6,7 @@
 //! Readers use an in-memory cache. Another process may write to the same file: before each read the cache checks
 //! SQLite's `data_version`, and applies the new changes from the log. The log keeps the last 100,000 changes, up to
 //! 128 MiB; a request for older ones returns [`Error::Compacted`]. The most recent ones are in memory as well, and a waiting
-//! follower searches each change once. A store without followers keeps no log.
+//! follower searches each change once. A store without followers keeps no log, and one that is hardly read no cache.
 //!
 //! A failed commit changes nothing: its callers get the error, the cache stays unchanged, and the next transaction
 //! starts over.
@@ -28,7 +28,10 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::cache::{Cache, RecentChanges, beginning_with};
-use self::file::{connect, connect_to_read, data_version, logged, prepare, read_entry, store_error};
+use self::file::{
+    DatabaseFileError, connect, connect_to_read, data_version, logged, prepare, read_entries, read_entry,
+    store_error,
+};
 use self::high_water_mark::HighWaterMark;
 use self::rewrite::FileFormat;
 pub use self::rewrite::is_encrypted;
@@ -61,7 +64,7 @@ struct Shared {
     file: PathBuf,
     cache: RwLock<Cache>,
     sealer: Arc<Sealer>,
-    /// Connection that reads the writes of other processes.
+    /// Connection that reads the writes of other processes, and the entries that are not in memory.
     reader: Mutex<Connection>,
     writer: mpsc::Sender<Job>,
     /// The last number; watchers wait for it to change.
@@ -91,9 +94,11 @@ impl Embedded {
         Embedded::open_as(file, OpenMode::alone(file, keys)?)
     }
 
-    /// Opens the file exclusively and logs no change: for a store without followers. A write costs half.
+    /// Opens the file exclusively, logs no change and has no entry in memory: for a store without followers that is hardly
+    /// read. A write costs half.
     pub fn open_alone_unlogged(file: &Path, keys: &KeySource) -> Result<Embedded, Error> {
-        Embedded::open_as(file, OpenMode { log: ChangeLog::LastNumber, ..OpenMode::alone(file, keys)? })
+        let alone = OpenMode::alone(file, keys)?;
+        Embedded::open_as(file, OpenMode { log: ChangeLog::LastNumber, has_cache: false, ..alone })
     }
 
     /// Opens the file exclusively, and removes the entries that `trim` chooses before the values are in memory.
@@ -105,7 +110,9 @@ impl Embedded {
     pub fn read_value(file: &Path, keys: &KeySource, key: &str) -> Result<Option<Vec<u8>>, Error> {
         let connection = connect_to_read(file).map_err(|error| store_error(error, file))?;
         let format = FileFormat::read(&connection, file, keys, false)?;
-        read_entry(&connection, &format.sealer, key).map_err(|fault| fault.into_store_error(file))
+        let entry =
+            read_entry(&connection, &format.sealer, key).map_err(|fault| fault.into_store_error(file))?;
+        Ok(entry.map(|entry| entry.value.to_vec()))
     }
 
     fn open_as(file: &Path, mode: OpenMode<'_>) -> Result<Embedded, Error> {
@@ -122,8 +129,13 @@ impl Embedded {
         });
         let reader = connect(file)?;
         let mut cache = Cache::default();
+        cache.has_entries = mode.has_cache;
         cache.recent = (mode.log == ChangeLog::Kept).then(RecentChanges::default);
         cache.load(&reader, &sealer).map_err(|fault| fault.into_store_error(file))?;
+        if !mode.has_cache {
+            // The load has read every page of the file.
+            reader.release_memory().map_err(|error| store_error(error, file))?;
+        }
         high_water_mark::check(file, marked, cache.last)?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(cache.last);
@@ -181,11 +193,14 @@ struct OpenMode<'a> {
     exclusive_lock: Option<std::fs::File>,
     trim: Option<Trim<'a>>,
     log: ChangeLog,
+    /// Whether all entries are in memory.
+    has_cache: bool,
 }
 
 impl<'a> OpenMode<'a> {
     fn of(keys: &'a KeySource) -> OpenMode<'a> {
-        OpenMode { keys, rewrite: false, exclusive_lock: None, trim: None, log: ChangeLog::Kept }
+        let log = ChangeLog::Kept;
+        OpenMode { keys, rewrite: false, exclusive_lock: None, trim: None, log, has_cache: true }
     }
 
     fn alone(file: &Path, keys: &'a KeySource) -> Result<OpenMode<'a>, Error> {
@@ -232,14 +247,57 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Reads the file, if the entries are not in memory.
+    fn read_file<T>(
+        &self,
+        read_with: impl FnOnce(&Connection, &Sealer) -> Result<T, DatabaseFileError>,
+    ) -> Option<Result<T, Error>> {
+        if read(&self.cache).has_entries {
+            return None;
+        }
+        let found = read_with(&lock(&self.reader), &self.sealer);
+        Some(found.map_err(|fault| fault.understand(&self.file)))
+    }
+
+    /// A page of the file.
+    fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Option<Result<Page, Error>> {
+        // Before the read: a change in between is also after this number.
+        let as_of = read(&self.cache).last;
+        self.read_file(|connection, sealer| {
+            let (mut entries, mut has_more) = (Vec::new(), false);
+            let first = after.filter(|after| *after >= prefix).unwrap_or(prefix);
+            read_entries(connection, sealer, first, |entry| {
+                if Some(&*entry.key) == after {
+                    return true;
+                }
+                let is_inside = entry.key.starts_with(prefix);
+                has_more = is_inside && entries.len() >= limit;
+                if is_inside && !has_more {
+                    entries.push(entry);
+                }
+                is_inside && !has_more
+            })?;
+            let more = entries.last().filter(|_| has_more).map(|entry: &Entry| entry.key.clone());
+            Ok(Page { entries, more, as_of })
+        })
+    }
+}
+
 impl Store for Embedded {
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         self.shared.refresh()?;
+        if let Some(found) = self.shared.read_file(|file, sealer| read_entry(file, sealer, key)) {
+            return found;
+        }
         Ok(read(&self.shared.cache).entries.get(key).cloned())
     }
 
     async fn range(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Error> {
         self.shared.refresh()?;
+        if let Some(page) = self.shared.read_page(prefix, after, limit) {
+            return page;
+        }
         let cache = read(&self.shared.cache);
         let within = beginning_with(prefix);
         let (first, end) = within.as_range();
@@ -259,6 +317,11 @@ impl Store for Embedded {
 
     async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
         self.shared.refresh()?;
+        if let Some(page) = self.shared.read_page(prefix, None, usize::MAX) {
+            let entries = page?.entries;
+            let count = entries.len();
+            return Ok((entries.into_iter().skip(skip).take(limit).collect(), count));
+        }
         let cache = read(&self.shared.cache);
         // Iteration compares no keys; it starts at the nearer end.
         let inside = cache.entries.range::<str, _>(beginning_with(prefix).as_range()).map(|(_, entry)| entry);
