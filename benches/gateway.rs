@@ -2,18 +2,29 @@
 //!
 //! `cargo bench --bench gateway` prints: requests per second at 8 connections for both; how long 10,000 registrations in
 //! calls of 1,000 take, durably; a page of 1,000 rows; memory with 100,000 registered; and how long a restart with them
-//! takes until it is ready. The gateway is the program itself (`abide serve`), so its memory is its own.
+//! takes until it is ready. The gateway is the program itself (`abide serve`), so its memory is its own. At last: reads of a gateway
+//! with its audit log, compared with one without, in turns. `ABIDE_BENCH_ONLY=audit` runs this part alone.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use abide::gateway::audit::{AuditLog, AuditSettings};
+use abide::gateway::auth::{Apps, Authenticator, Tokens};
+use abide::gateway::{Gateway as InProcess, middleware};
+use abide::http::{Listener, Reloadable, serve};
+use abide::store::Embedded;
 
 const CONNECTIONS: usize = 8;
 const SECONDS: u64 = 5;
 
 fn main() {
+    if std::env::var("ABIDE_BENCH_ONLY").is_ok_and(|part| part == "audit") {
+        return compare_audit();
+    }
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("apps.yaml"), "apps: [{code: all, secret: s3cret}]\n").expect("a file");
     let begin = Instant::now();
@@ -67,6 +78,77 @@ fn main() {
     let (gateway, _) = start(folder.path());
     println!("restart with them, until ready        {:>9.1?}", begin.elapsed());
     println!("memory then                           {:>9} MB", resident(&gateway) / 1_000_000);
+    drop(gateway);
+    compare_audit();
+}
+
+/// Rounds of the comparison.
+const ROUNDS: usize = 5;
+
+/// Reads with and without the audit log, in turns: the status of one process, with the credentials in the body.
+fn compare_audit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let [with, without] =
+        [true, false].map(|audited| runtime.block_on(start_in_process(folder.path(), audited)));
+    let status = body(
+        "\"meta\": {\"namespace\": \"web\", \"name\": \"p\"}, \"hosts\": [{\"ip\": \"10.0.0.1\", \"bk_cloud_id\": 0}]",
+    );
+    for at in [with, without] {
+        Connection::to(at).ask("/procapi/v1/proc/procinfo", "POST", &register(0, 1000));
+    }
+    let mut rates: Vec<(f64, f64)> = (0..ROUNDS)
+        .map(|nth| {
+            let ask = |at| rate(at, "GET", "/procapi/v2/proc/status", &status);
+            // Neither is always the first.
+            match nth % 2 {
+                0 => (ask(with), ask(without)),
+                _ => {
+                    let without = ask(without);
+                    (ask(with), without)
+                }
+            }
+        })
+        .collect();
+    rates.sort_by(|one, other| (one.0 / one.1).total_cmp(&(other.0 / other.1)));
+    let (with, without) = rates[ROUNDS / 2];
+    println!("reads without the audit log           {without:>9.0} requests/s");
+    println!(
+        "reads with it                         {with:>9.0} requests/s   {:.1} %",
+        with / without * 100.0
+    );
+    let all: Vec<String> =
+        rates.iter().map(|(with, without)| format!("{:.1}", with / without * 100.0)).collect();
+    println!("each round                            {} %", all.join(" "));
+}
+
+/// A gateway in this process, over a store of its own.
+async fn start_in_process(folder: &Path, audited: bool) -> SocketAddr {
+    let file = folder.join(format!("store-{audited}.db"));
+    let store = Embedded::open(&file).expect("a store");
+    let gateway = InProcess::new(store.clone());
+    let gateway = match audited {
+        true => {
+            let log = AuditLog::open(&folder.join("audit"), AuditSettings::default(), &store).await;
+            gateway.with_audit(log.expect("a log"))
+        }
+        false => gateway,
+    };
+    let authenticator = Authenticator::new(
+        Reloadable::fixed(Apps::parse("apps: [{code: all, secret: s3cret}]").expect("apps")),
+        Reloadable::fixed(Tokens::default()),
+    );
+    let limits = middleware::Limits { rate: 10_000_000, ..middleware::Limits::default() };
+    let router = middleware::router(Arc::new(gateway), Arc::new(authenticator), limits);
+    let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = socket.local_addr().expect("an address");
+    let (header_time, overload_body) = (Duration::from_secs(30), abide::gateway::overload_body());
+    let listener = Listener { socket, tls: None, connections: 1000, header_time, overload_body };
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    tokio::spawn(serve(listener, router, stopped));
+    // It serves until the program ends.
+    std::mem::forget(stop);
+    address
 }
 
 struct Gateway(Child);

@@ -188,7 +188,7 @@ pub fn authorize(grant: &Grant, request: &AccessRequest<'_>) -> Result<(), Missi
     }
     let has_state = |name: &str| match &grant.owners {
         Some(owners) => matches(owners, name),
-        None => is_all(&grant.namespaces),
+        None => grant.has_state(),
     };
     match state_owner.filter(|name| !has_state(name)) {
         Some(name) => lacks(GrantPart::Owner(name.to_owned())),
@@ -220,6 +220,14 @@ impl Grant {
 
     pub fn is_bound_to_owners(&self) -> bool {
         self.owners.as_deref().is_some_and(|owners| !is_all(owners))
+    }
+
+    /// Whether the state of at least one owner is in reach.
+    pub fn has_state(&self) -> bool {
+        match &self.owners {
+            Some(owners) => !owners.is_empty(),
+            None => is_all(&self.namespaces),
+        }
     }
 
     pub fn is_bound_to_hosts(&self) -> bool {

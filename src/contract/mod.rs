@@ -69,7 +69,7 @@ pub use process_digest::{ProcessDigest, ProcessDigestPage};
 pub use process_row::{
     ControllerProcess, HeldDetail, Hosting, InstanceStory, ListedProcess, NextAction, OfflineRow,
     PlatformProcess, ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, StoryEvent, TargetProcess,
-    row_fields,
+    is_row_field, row_fields,
 };
 pub use rollout::RolloutRow;
 pub use schema::SchemaSet;

@@ -73,9 +73,33 @@ pub const ROW_FIELDS: [&str; 17] = [
 /// Additional fields of an [`OfflineRow`].
 const EXTRA_FIELDS: [&str; 6] = ["spec", "live_spec", "live_spec_unknown", "ran", "secret_key", "unknown"];
 
-/// Every field that `plan --observed` knows.
+/// Fields of a [`ListedProcess`] that decide nothing in a plan.
+const LISTED_FIELDS: [&str; 15] = [
+    "message",
+    "version",
+    "exit",
+    "next",
+    "restarts",
+    "last_exit",
+    "cpu",
+    "mem",
+    "fds",
+    "threads",
+    "cores",
+    "memory",
+    "source",
+    "drifted_files",
+    "why",
+];
+
+/// Every field that `plan --observed` reads.
 pub fn row_fields() -> impl Iterator<Item = &'static str> {
     ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
+}
+
+/// Whether `plan --observed` accepts a field: it reads it, or `get processes` writes it.
+pub fn is_row_field(name: &str) -> bool {
+    row_fields().chain(LISTED_FIELDS).any(|known| known == name)
 }
 
 /// Whether the agent supervises a process.
@@ -405,6 +429,17 @@ mod tests {
             since: None,
             report_time: None,
         }
+    }
+
+    #[test]
+    fn the_reader_accepts_every_field_that_get_processes_writes() {
+        let schema = schemars::schema_for!(ListedProcess);
+        let properties = schema.get("properties").and_then(Value::as_object).expect("properties");
+        assert!(properties.len() > LISTED_FIELDS.len(), "{properties:?}");
+        for name in properties.keys() {
+            assert!(is_row_field(name), "{name}");
+        }
+        assert!(!is_row_field("ownr") && LISTED_FIELDS.iter().all(|name| properties.contains_key(*name)));
     }
 
     #[test]

@@ -205,9 +205,13 @@ async fn respond<S: Store>(
         || admit_known(&shared.known, credential).map_err(|resource| overloaded(connection, resource));
     let viewer = &caller.viewer(&board.subject.owner);
     Ok(match route {
-        Route::Page => {
-            login::with_session(dashboard, parts, &mut caller, |account| page::page(board, viewer, account))
-        }
+        Route::Page => login::with_session(dashboard, parts, &mut caller, |account| {
+            // The page replaces its main element with a new one.
+            match people::is_background(parts) {
+                true => page::main_element(board, viewer),
+                false => page::page(board, viewer, account),
+            }
+        }),
         Route::Login => login::page(dashboard, parts).await?,
         Route::LogIn => login::submit(shared, parts, body).await?,
         Route::LogOut => login::log_out(

@@ -48,31 +48,53 @@ fn fresh_nonce() -> String {
 
 pub fn page(board: &StatusBoard, viewer: &Viewer, account: &PageAccount) -> Response {
     let nonce = fresh_nonce();
-    let status = board.status();
-    let mut main = String::new();
-    summary(&mut main, board, &status, viewer);
-    problems(&mut main, &status, viewer);
-    processes(&mut main, &status, viewer);
-    events(&mut main, board, &status, viewer);
-    let title = match (&status.trouble, converged(&status)) {
-        (Some(_), _) => "trouble",
-        (None, true) => "converged",
-        (None, false) => "not converged",
-    };
+    let PageMain { title, element } = PageMain::of(board, viewer);
     let login = account_line(viewer, account);
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\">\n<title>abide: {title}</title>\n<style nonce=\"{nonce}\">\n{STYLE}</style>\n\
-         </head>\n<body>\n<main id=\"main\" data-last=\"{}\">\n{main}</main>\n<footer>abide {} · <a href=\"/api/v1/status\">status</a> · \
+         </head>\n<body>\n{element}<footer>abide {} · <a href=\"/api/v1/status\">status</a> · \
          <a href=\"/api/v1/processes\">processes</a> · <a href=\"/api/v1/plan\">plan</a> · <a href=\"/api/v1/history\">history</a> · \
          <a href=\"/metrics\">metrics</a> {login}<span id=\"live\"></span></footer>\n<script nonce=\"{nonce}\">\n{SCRIPT}</script>\n</body>\n</html>\n",
-        status.number,
         env!("CARGO_PKG_VERSION"),
     );
     let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
     let has_form = matches!(account, PageAccount::Person { csrf: Some(_), .. });
     set_policy(&mut response, &nonce, has_form);
     response
+}
+
+/// Title and main element, for the script of an open page. A style would violate the policy of that page, whose nonce differs.
+pub fn main_element(board: &StatusBoard, viewer: &Viewer) -> Response {
+    let PageMain { title, element } = PageMain::of(board, viewer);
+    let html = format!("<!doctype html>\n<title>abide: {title}</title>\n{element}");
+    let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
+    set_policy(&mut response, &fresh_nonce(), false);
+    response
+}
+
+/// The part of the page that changes.
+struct PageMain {
+    title: &'static str,
+    element: String,
+}
+
+impl PageMain {
+    fn of(board: &StatusBoard, viewer: &Viewer) -> PageMain {
+        let status = board.status();
+        let mut main = String::new();
+        summary(&mut main, board, &status, viewer);
+        problems(&mut main, &status, viewer);
+        processes(&mut main, &status, viewer);
+        events(&mut main, board, &status, viewer);
+        let title = match (&status.trouble, converged(&status)) {
+            (Some(_), _) => "trouble",
+            (None, true) => "converged",
+            (None, false) => "not converged",
+        };
+        let element = format!("<main id=\"main\" data-last=\"{}\">\n{main}</main>\n", status.number);
+        PageMain { title, element }
+    }
 }
 
 fn set_policy(response: &mut Response, nonce: &str, has_form: bool) {

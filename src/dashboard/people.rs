@@ -104,6 +104,11 @@ impl PersonCaller {
     }
 }
 
+/// Whether the page makes the request, without an action of the person.
+pub(super) fn is_background(parts: &Parts) -> bool {
+    parts.headers.contains_key(BACKGROUND_HEADER)
+}
+
 impl PeopleAccess {
     /// Ends sessions when a new users file no longer has their person or token.
     pub fn start(people: Reloadable<Apps>, proxy: Option<Arc<TrustedProxy>>) -> Arc<PeopleAccess> {
@@ -188,8 +193,7 @@ impl PeopleAccess {
 
     fn cookie_session(&self, parts: &Parts, port: u16, now: Time) -> Option<(SessionKey, Session)> {
         let key = SessionKey::of_id(cookie(parts, &self.session_cookie(parts, port))?);
-        let is_background =
-            parts.headers.contains_key(BACKGROUND_HEADER) || parts.uri.path() == "/api/v1/events";
+        let is_background = is_background(parts) || parts.uri.path() == "/api/v1/events";
         Some((key, self.sessions.find(key, now, !is_background)?))
     }
 

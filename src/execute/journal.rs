@@ -56,18 +56,23 @@ pub struct Journal<'a, S> {
     store: &'a S,
     run: String,
     next: AtomicU64,
+    /// A manual operation on a process without an owner has no entries: no run would resolve them.
+    is_kept: bool,
 }
 
 impl<'a, S: Store> Journal<'a, S> {
     pub fn new(store: &'a S, owner: &str, run: &str) -> Journal<'a, S> {
-        Journal { store, run: keys::journal_run_prefix(owner, run), next: AtomicU64::new(1) }
+        let run = keys::journal_run_prefix(owner, run);
+        Journal { store, run, next: AtomicU64::new(1), is_kept: !owner.is_empty() }
     }
 
     /// Writes a call; returns the name to send it under.
     pub async fn begin(&self, call: &Call) -> Result<String, Error> {
         let name = keys::journal(&self.run, self.next.fetch_add(1, Ordering::Relaxed));
         failpoint::step("journal: about to begin");
-        self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
+        if self.is_kept {
+            self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
+        }
         failpoint::step("journal: begun");
         // The name is sent as a header, where `/` is not allowed.
         Ok(name.replace('/', "."))
@@ -75,8 +80,9 @@ impl<'a, S: Store> Journal<'a, S> {
 
     /// Adds the task to an accepted call.
     pub async fn taken_on(&self, name: &str, call: &Call) {
-        if let Err(error) =
-            self.store.txn(Txn::put(self.key(name), serde_json::to_vec(call).unwrap_or_default())).await
+        if self.is_kept
+            && let Err(error) =
+                self.store.txn(Txn::put(self.key(name), serde_json::to_vec(call).unwrap_or_default())).await
         {
             warn!(%error, "cannot add the task to a journaled call");
         }
@@ -90,7 +96,11 @@ impl<'a, S: Store> Journal<'a, S> {
     /// Deletes a call whose rows are all final, and writes `known` in the same transaction. Returns whether that
     /// succeeded.
     pub async fn ended(&self, call: &str, known: Txn) -> bool {
-        let written = self.store.txn(Txn::delete(self.key(call)).and(known)).await;
+        let txn = if self.is_kept { Txn::delete(self.key(call)).and(known) } else { known };
+        if txn.writes.is_empty() {
+            return true;
+        }
+        let written = self.store.txn(txn).await;
         if let Err(error) = &written {
             warn!(%error, "cannot delete a finished call from the journal");
         }

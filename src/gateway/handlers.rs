@@ -16,14 +16,13 @@ use super::decode::{numeric_parameter, parameter, parse_body};
 use super::logs::LogQuery;
 use super::metrics::Gauges;
 use super::middleware::MiddlewareState;
-use super::processes::Query;
+use super::processes::{CurrentGrant, Query};
 use super::registry::{RegistryCall as Registry, owned_spec};
 use super::reply::{json, lines};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, fleet, openapi};
-use crate::clock;
-use crate::contract::{AuditInstances, FigureSeries, RenameRequest, StoreAnswer, TaskAnswer};
+use crate::contract::{AuditInstances, FigureSeries, RenameRequest, StateChanges, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
 use crate::gse::codes::GseOp;
 use crate::gse::request::{JobTaskQuery, ProcRequest, TaskQuery};
@@ -152,6 +151,12 @@ async fn hosts<S: Store>(
     Ok(serde_json::to_value(hosts)?)
 }
 
+/// The grant of a caller at the time of each call; `None`: the caller was removed.
+fn current_grant<S: Store>(shared: &MiddlewareState<S>, login: &AppLogin<'_>) -> CurrentGrant {
+    let (authenticator, code) = (Arc::clone(&shared.authenticator), login.app.code.clone());
+    Arc::new(move || authenticator.apps().find(&code).map(|app| Arc::clone(app.grant())))
+}
+
 /// Streams changes until the app's credentials are revoked. The grant is read for every change.
 async fn watch<S: Store>(
     shared: &MiddlewareState<S>,
@@ -161,58 +166,36 @@ async fn watch<S: Store>(
 ) -> Result<Response, ApiError> {
     let after = numeric_parameter(parts, "after")?;
     let query = list_query(login.app.grant(), log, parts)?;
-    let (authenticator, code) = (Arc::clone(&shared.authenticator), login.app.code.clone());
-    let grant = Arc::new(move || authenticator.apps().find(&code).map(|app| Arc::clone(app.grant())));
-    let body = shared.gateway.watch(query, after, grant).await;
+    let body = shared.gateway.watch(query, after, current_grant(shared, login)).await;
     let revoked =
         shared.authenticator.app_revocation(login, |grant| grant.check_role(AccessRole::Read).is_ok());
     Ok(lines(end_on_revocation(body, revoked, CREDENTIALS_REVOKED)))
 }
 
-/// Streams the log of one instance until the app's credentials are revoked, or its grant no longer has the instance.
+/// Streams the log of one instance until the app's credentials are revoked, or its grant no longer has the instance or the
+/// instance's owner.
 async fn logs<S: Store>(
     shared: &MiddlewareState<S>,
     (login, caller): (&AppLogin<'_>, &Caller),
     log: &mut RequestLog,
     parts: &Parts,
 ) -> Result<Response, ApiError> {
-    let query = log_query(parts)?;
+    let query = LogQuery::read(parts)?;
     let instance = query.instance.clone();
     log.add_instances("", [&instance]);
     log.reads = Some(instance.to_string());
     log.namespaces.enter(instance.namespace.as_str())?;
     shared.gateway.check_read(caller, &instance).await?;
     let owner = shared.gateway.owner_of(&instance).await?;
-    let body = shared.gateway.logs(&caller.app, query)?;
+    let body = shared.gateway.logs(&caller.app, query, current_grant(shared, login))?;
     let revoked = shared
         .authenticator
         .app_revocation(login, move |grant| grant.check_instance(&instance, owner.as_deref()).is_ok());
     Ok(lines(end_on_revocation(body, revoked, LOG_CREDENTIALS_REVOKED)))
 }
 
-fn log_query(parts: &Parts) -> Result<LogQuery, ApiError> {
-    let get = |name: &str| parameter(parts, name);
-    let wrong = |name: &str, form: &str| ApiError::BadRequest(format!("{name} is missing or not {form}"));
-    let instance = InstanceKey {
-        namespace: get("namespace")
-            .and_then(|text| text.parse().ok())
-            .ok_or_else(|| wrong("namespace", "a name"))?,
-        name: get("name").and_then(|text| text.parse().ok()).ok_or_else(|| wrong("name", "a name"))?,
-        host: get("host")
-            .and_then(|text| text.parse().ok())
-            .ok_or_else(|| wrong("host", "CLOUD:IP or @AGENT_ID"))?,
-    };
-    let tail = get("tail").map(|text| text.parse().map_err(|_| wrong("tail", "a number"))).transpose()?;
-    let since = match get("since") {
-        Some(text) => Some(clock::read(&text).ok_or_else(|| wrong("since", "a time in RFC 3339"))?),
-        None => None,
-    };
-    let cursor = get("cursor").filter(|cursor| !cursor.is_empty());
-    let follow = matches!(get("follow").as_deref(), Some("1" | "true"));
-    Ok(LogQuery { instance, tail, since, cursor, follow })
-}
-
-/// Runs a store request. A wait for changes ends when the app's credentials are revoked.
+/// Runs a store request. A wait for changes ends when the app's credentials are revoked, or without changes when its grant
+/// changes: the next request is compared with the new one.
 async fn state<S: Store>(
     shared: &MiddlewareState<S>,
     login: &AppLogin<'_>,
@@ -232,11 +215,15 @@ async fn state<S: Store>(
     if !matches!(request, StoreRequest::Changes { .. }) {
         return shared.gateway.state(request, grant).await;
     }
+    let before = Arc::clone(grant);
+    let is_in_force = shared.authenticator.app_credential_check(login);
     tokio::select! {
+        biased;
+        () = shared.authenticator.app_revocation(login, move |grant| *grant == *before) => match is_in_force() {
+            true => Ok(StoreAnswer::Changes(StateChanges { changes: Vec::new() })),
+            false => Err(ApiError::NotAllowed("these credentials are no longer known".to_owned())),
+        },
         answer = shared.gateway.state(request, grant) => answer,
-        () = shared.authenticator.app_revocation(login, |_| true) => {
-            Err(ApiError::NotAllowed("these credentials are no longer known".to_owned()))
-        }
     }
 }
 

@@ -9,17 +9,20 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
 use futures_util::stream;
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::decode::parse_body;
+use super::decode::{parameter, parse_body};
 use super::hosts::AgentStreamId;
+use super::processes::CurrentGrant;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{
     HEARTBEAT_SECS, LogChunk, LogErrorReason, LogRead, LogReadFrom, LoggedRun, ToAgent,
 };
+use crate::clock;
 use crate::contract::{LogLine, compact};
 use crate::gse::response::Envelope;
 use crate::ids::fresh_id;
@@ -51,6 +54,31 @@ pub struct LogQuery {
     /// After a line of an earlier stream.
     pub cursor: Option<String>,
     pub follow: bool,
+}
+
+impl LogQuery {
+    /// The query of a request.
+    pub(super) fn read(parts: &Parts) -> Result<LogQuery, ApiError> {
+        let get = |name: &str| parameter(parts, name);
+        let wrong = |name: &str, form: &str| ApiError::BadRequest(format!("{name} is missing or not {form}"));
+        let instance = InstanceKey {
+            namespace: get("namespace")
+                .and_then(|text| text.parse().ok())
+                .ok_or_else(|| wrong("namespace", "a name"))?,
+            name: get("name").and_then(|text| text.parse().ok()).ok_or_else(|| wrong("name", "a name"))?,
+            host: get("host")
+                .and_then(|text| text.parse().ok())
+                .ok_or_else(|| wrong("host", "CLOUD:IP or @AGENT_ID"))?,
+        };
+        let tail = get("tail").map(|text| text.parse().map_err(|_| wrong("tail", "a number"))).transpose()?;
+        let since = match get("since") {
+            Some(text) => Some(clock::read(&text).ok_or_else(|| wrong("since", "a time in RFC 3339"))?),
+            None => None,
+        };
+        let cursor = get("cursor").filter(|cursor| !cursor.is_empty());
+        let follow = matches!(get("follow").as_deref(), Some("1" | "true"));
+        Ok(LogQuery { instance, tail, since, cursor, follow })
+    }
 }
 
 /// The open log streams, and the reads that wait for an answer.
@@ -107,7 +135,7 @@ impl LogStreams {
 
 impl<S: Store> Gateway<S> {
     /// Streams a log, one JSON object per line. An empty line is a heartbeat.
-    pub fn logs(self: &Arc<Self>, app: &str, query: LogQuery) -> Result<Body, ApiError> {
+    pub fn logs(self: &Arc<Self>, app: &str, query: LogQuery, grant: CurrentGrant) -> Result<Body, ApiError> {
         self.log_streams.open(app)?;
         let LogQuery { instance, tail, since, cursor, follow } = query;
         let from = match cursor {
@@ -117,6 +145,7 @@ impl<S: Store> Gateway<S> {
         let log = LogStream {
             gateway: Arc::clone(self),
             app: app.to_owned(),
+            grant,
             instance,
             from,
             follow,
@@ -150,6 +179,8 @@ impl<S: Store> Gateway<S> {
 struct LogStream<S: Store> {
     gateway: Arc<Gateway<S>>,
     app: String,
+    /// Read for each part of the log, as the owner of the instance: both may change while the stream is open.
+    grant: CurrentGrant,
     instance: InstanceKey,
     from: LogReadFrom,
     follow: bool,
@@ -178,7 +209,13 @@ impl<S: Store> LogStream<S> {
         match tokio::time::timeout(beat, &mut read.answer).await {
             Ok(Ok(chunk)) => {
                 self.read = None;
-                Some(self.line(chunk))
+                match self.is_granted().await {
+                    true => Some(self.line(chunk)),
+                    false => {
+                        let message = "the caller may no longer read this log: its grant or the owner of the process changed";
+                        Some(self.fail("revoked", message.to_owned()))
+                    }
+                }
             }
             // Neither an answer nor an error: the gateway is closing.
             Ok(Err(_)) => {
@@ -200,6 +237,16 @@ impl<S: Store> LogStream<S> {
                 Some("\n".to_owned())
             }
         }
+    }
+
+    /// Whether the caller may still read the instance. An owner that cannot be read counts as another one.
+    async fn is_granted(&self) -> bool {
+        let Some(grant) = (self.grant)() else { return false };
+        let owner = match grant.is_bound_to_owners() {
+            true => self.gateway.owner_of(&self.instance).await,
+            false => Ok(None),
+        };
+        owner.is_ok_and(|owner| grant.may_see(&self.instance, owner.as_deref()))
     }
 
     /// Requests the next chunk. Returns a line for the caller.

@@ -117,7 +117,8 @@ impl<S: Store> Gateway<S> {
                 };
                 // The message does not name the namespace of another app.
                 if caller.grant.check_namespace(process.namespace.as_str()).is_err() {
-                    let message = format!("app {} lacks the namespace of the process at {row}", caller.app);
+                    let who = &caller.grant.principal;
+                    let message = format!("{who} lacks the namespace of the process at {row}");
                     return Err(ApiError::NotAllowed(message));
                 }
                 let refused = match op {

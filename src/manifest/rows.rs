@@ -17,7 +17,7 @@ use super::variables::escape_spec;
 use super::{parallel, variables};
 use crate::clock;
 pub use crate::contract::ROW_FIELDS;
-use crate::contract::{OfflineRow, row_fields};
+use crate::contract::{OfflineRow, is_row_field, row_fields};
 use crate::model::{
     DigestKey, HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed,
     ObservedInstance, ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
@@ -46,7 +46,7 @@ impl<'de> Deserialize<'de> for UnknownFields {
                 let mut unknown = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     map.next_value::<serde::de::IgnoredAny>()?;
-                    if !row_fields().any(|known| known == name) {
+                    if !is_row_field(&name) {
                         unknown.push(name);
                     }
                 }

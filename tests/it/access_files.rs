@@ -15,6 +15,7 @@ use crate::support::{GOOD, Tree, abide, stderr, stdout, test_user, until};
 const APPS: &str = "apps:
   - {code: ci-web, secret: s3cret, role: operate, namespaces: [web], hosts: ['0:10.0.0.*'], users: [www], owners: [team]}
   - {code: viewer, secret: s3cret, role: read}
+  - {code: ownerless, secret: s3cret, role: operate, namespaces: [web]}
   - {code: late, secrets: [{secret: one, expires: 2020-01-01}, {secret: two, expires: 2021-01-01}]}
 ";
 
@@ -36,6 +37,9 @@ fn access_check_answers_from_the_file_alone() {
         "viewer get *",
         "ci-web unprotect web/api --owner team",
         "ci-web own web/api --host 0:10.0.0.7 --owner team --owner team",
+        "ci-web rollout-promote web --owner team",
+        "ownerless get web",
+        "ownerless stop web/api",
     ] {
         let (code, text) = check(&tree, allowed);
         assert_eq!(code, 0, "{allowed}: {text}");
@@ -55,6 +59,10 @@ fn access_check_answers_from_the_file_alone() {
         ("ci-web unprotect web2/api", "app ci-web lacks namespace web2"),
         ("ci-web audit web", "app ci-web lacks role admin"),
         ("ci-web audit-verify web", "app ci-web lacks role admin"),
+        ("ownerless plan web", "app ownerless lacks owners: plan needs the state of an owner"),
+        ("ownerless apply web --owner team", "app ownerless lacks owner team"),
+        ("ownerless stop web/api --owner team", "app ownerless lacks owner team"),
+        ("viewer rollout-abort web", "app viewer lacks role operate"),
         ("late get web", "its secret expired at 2021-01-01T00:00:00Z"),
         ("removed get web", "apps.yaml has no app removed"),
     ] {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use abide::gateway::routes::{self, RouteRule, RouteScope};
 use serde_json::{Value, json};
 
+use crate::fixtures::people::digest;
 use crate::server::Server;
 
 const NOT_ALLOWED: i64 = 1_900_403;
@@ -97,4 +98,51 @@ fn a_join_needs_a_join_token_and_a_renewal_a_certificate() {
     assert!(joins == 1 && number == 8, "{joins} {number}");
     let (_, text) = server.send("POST", "/api/abide/v1/agent/renew", TOKEN, b"{}");
     assert!(text.contains("only a certificate can be renewed"), "{text}");
+}
+
+/// Agents of other hosts are near misses: an address that begins like the host's, and the same address in another cloud.
+#[test]
+fn every_agent_route_compares_the_hosts_of_its_credential() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = "0:10.0.0.1 one\n0:10.0.0.12 near\n1:10.0.0.1 cloud\n";
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(60), APPS, tokens);
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    let join = json!({"agent": "a", "hosts": ["0:10.0.0.1"], "version": "1"}).to_string();
+    let open_session = || {
+        let (status, text) = server.send("POST", "/api/abide/v1/agent/join", &bearer("one"), join.as_bytes());
+        assert_eq!(status, 200, "{text}");
+        let answer: Value = serde_json::from_str(&text).expect("JSON");
+        answer["data"]["session"].as_str().expect("a session").to_owned()
+    };
+    let refused = [
+        String::new(),
+        auth("all"),
+        bearer("wrong"),
+        bearer("on"),
+        bearer(&digest("one")),
+        bearer(&format!("sha256:{}", digest("one"))),
+        bearer("near"),
+        bearer("cloud"),
+    ];
+    let mut number = 0u8;
+    for (method, path, call) in routes::all() {
+        if call.rule() != RouteRule::Agent {
+            continue;
+        }
+        number += 1;
+        let path = format!("{path}?session={}", open_session());
+        for (nth, headers) in refused.iter().enumerate() {
+            let peer = [127, 4, number, u8::try_from(nth).expect("a few") + 1];
+            let (status, text) = server.send_from(peer, method, &path, headers, join.as_bytes());
+            assert_eq!(status, 401, "{method} {path} {headers}: {text}");
+        }
+        let status = match method {
+            "GET" => server.stream(&path, &bearer("one")).0,
+            _ => server.send(method, &path, &bearer("one"), join.as_bytes()).0,
+        };
+        // Only a certificate can be renewed.
+        let is_own = call.word() != "renew_certificate";
+        assert_eq!(status != 401, is_own, "{method} {path}: {status}");
+    }
+    assert!(number >= 6, "{number}");
 }

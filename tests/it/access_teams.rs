@@ -31,6 +31,8 @@ impl Teams {
   - {{code: all, secret: s3cret}}
   - {{code: red-app, secret: red-s3cret, role: operate, namespaces: [red], owners: [red-team], users: [{me}], hosts: ['0:127.0.0.1', '0:127.0.0.2']}}
   - {{code: blue-app, secret: blue-s3cret, role: operate, namespaces: [blue], owners: [blue-team], users: [{me}], hosts: ['0:127.0.0.2']}}
+  - {{code: red-bare, secret: red-s3cret, role: operate, namespaces: [red]}}
+  - {{code: red-other, secret: red-s3cret, role: operate, namespaces: [red], owners: [red-team], users: [nobody]}}
   - {{code: red-reader, secret: red-s3cret, role: read, namespaces: [red], owners: [red-team], users: [{me}]}}
 "
         );
@@ -232,4 +234,53 @@ fn neither_team_sees_or_changes_the_processes_of_the_other() {
     assert!(code == FORBIDDEN && text.contains("app red-reader lacks role operate"), "{text}");
     assert_eq!(teams.pid("blue"), Some(before), "blue's process was not touched");
     teams.succeeds("blue", &["get", "processes"]);
+}
+
+/// A refused operation leaves no hold, which would keep controllers from the process.
+#[test]
+fn a_refused_operation_leaves_the_process_without_a_hold() {
+    let teams = Teams::new();
+    teams.succeeds("red", &["apply", "m", "--yes"]);
+    let before = teams.pid("red").expect("it runs");
+    for (app, grant) in [
+        ("red-bare", "owner red-team"),
+        ("red-reader", "role operate"),
+        ("red-other", &format!("user {}", whoami())),
+    ] {
+        teams.target("red", app, "red-s3cret");
+        for verb in ["stop", "start", "restart", "reload", "kill"] {
+            let (code, text) = teams.run("red", &[verb, "red/red-api"]);
+            let says = format!("app {app} lacks {grant}");
+            assert!(code == FORBIDDEN && text.contains(&says), "{app} {verb}: {code} {text}");
+        }
+    }
+    teams.target("red", "red-app", "red-s3cret");
+    assert!(teams.succeeds("red", &["get", "holds"]).contains("no holds"));
+    assert_eq!(teams.pid("red"), Some(before), "it was not touched");
+}
+
+/// A process without an owner belongs to its namespace: other clients registered it.
+#[test]
+fn a_team_operates_processes_of_its_namespace_that_have_no_owner() {
+    let teams = Teams::new();
+    let here = teams.path("red");
+    let request = |name: &str| {
+        serde_json::json!({"meta": {"namespace": name, "name": "loose"}, "op_type": 0, "hosts": [{"ip": "127.0.0.2", "bk_cloud_id": 0}],
+            "spec": {"identity": {"proc_name": "loose", "setup_path": here, "pid_path": here.join("loose.pid"), "user": whoami()},
+                     "control": {"start_cmd": "exec sleep 1000", "start_mode": "foreground"},
+                     "monitor_policy": {"auto_type": 1, "start_check_secs": 0}}})
+    };
+    teams.server.gse("operate_proc", request("red"));
+    until("it runs", || teams.pid("red").is_some());
+    let first = teams.pid("red").expect("a pid");
+    teams.succeeds("red", &["restart", "red/loose"]);
+    until("it is restarted", || teams.pid("red").is_some_and(|pid| pid != first));
+    teams.succeeds("red", &["stop", "red/loose"]);
+    until("it ends", || teams.pid("red").is_none());
+    teams.succeeds("red", &["release", "red/loose"]);
+    teams.forbidden("blue", &["start", "red/loose"], "namespace red");
+    // No run would resolve a call in its journal.
+    let journal = serde_json::json!({"range": {"prefix": "journal/"}});
+    let entries = teams.server.call("POST", "/api/abide/v1/state", journal);
+    assert_eq!(entries["data"]["entries"], serde_json::json!([]), "{entries}");
 }

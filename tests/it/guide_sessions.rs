@@ -33,6 +33,17 @@ stop*)
 esac
 "#;
 
+/// The guides are for the app of one team, with its own namespace and owner; another team has a process on the same host.
+fn apps() -> String {
+    let me = whoami();
+    format!(
+        "apps:
+  - {{code: ci, secret: {SECRET}, role: operate, namespaces: [web], hosts: ['0:*'], users: [{me}, abide-test], owners: [web-team]}}
+  - {{code: shop, secret: {SECRET}, role: operate, namespaces: [shop], hosts: ['0:*'], users: [{me}], owners: [shop-team]}}
+"
+    )
+}
+
 /// A gateway and an agent that `systemctl` starts and stops.
 struct Site {
     desk: Desk,
@@ -50,10 +61,7 @@ impl Site {
     fn prepare(target: &str, variables: &[(&str, &str)], before: impl FnOnce(&Desk)) -> Site {
         let mut desk = Desk::new();
         desk.script("systemctl", SYSTEMCTL);
-        desk.write(
-            "apps.yaml",
-            format!("apps: [{{code: ci, secret: {SECRET}, users: [{}, abide-test]}}]\n", whoami()),
-        );
+        desk.write("apps.yaml", apps());
         desk.write("tokens", "* agents-have-a-long-token\n");
         desk.write("token", "agents-have-a-long-token\n");
         desk.write("work/secret", format!("{SECRET}\n"));
@@ -81,6 +89,40 @@ impl Site {
         format!("http://127.0.0.1:{}", self.desk.read("port").trim())
     }
 
+    /// Starts the process of the other team, with that team's app.
+    fn start_neighbour(&mut self) -> Neighbour {
+        let desk = &mut self.desk;
+        let manifest = single(desk, "till", "exec sleep 9999").replace("namespace: web", "namespace: shop");
+        desk.write("shop/manifests/till.yaml", manifest);
+        desk.write("shop/secret", format!("{SECRET}\n"));
+        set_mode(&desk.path("shop/secret"), 0o600);
+        let config = desk.read("work/abide.yaml").replace("web-team", "shop-team");
+        desk.write("shop/abide.yaml", config.replace("app_code: ci", "app_code: shop"));
+        let mut terminal = desk.terminal("shop");
+        terminal.prepare("abide apply manifests --yes");
+        let pid = desk.read("run/till.pid");
+        assert!(!pid.trim().is_empty(), "{}", terminal.text());
+        Neighbour { terminal, pid }
+    }
+
+    /// The other team's process was not touched, each team sees its own, and no output of the guide names the other's.
+    fn check_neighbour(&mut self, mut neighbour: Neighbour) {
+        assert_eq!(self.desk.read("run/till.pid"), neighbour.pid);
+        assert!(!self.terminal.text().contains("till"), "{}", self.terminal.text());
+        for (terminal, own, other) in
+            [(&mut self.terminal, "w_1", "till"), (&mut neighbour.terminal, "till", "w_1")]
+        {
+            let before = terminal.text().len();
+            terminal.prepare("abide get processes --expand; abide plan manifests --prune");
+            let text = terminal.text()[before..].to_owned();
+            assert!(text.contains(own) && !text.contains(other), "{text}");
+        }
+        let before = neighbour.terminal.text().len();
+        neighbour.terminal.prepare("abide stop web/w_1 || echo refused with $?");
+        let text = neighbour.terminal.text()[before..].to_owned();
+        assert!(text.contains("app shop lacks namespace web") && text.contains("refused with 77"), "{text}");
+    }
+
     fn run(&mut self, block: &Block) {
         self.desk.run(&mut self.terminal, block);
     }
@@ -88,6 +130,12 @@ impl Site {
     fn run_with(&mut self, block: &Block, before: impl FnMut(&Desk, usize)) {
         self.desk.run_with(&mut self.terminal, block, before);
     }
+}
+
+/// Another team on the same gateway, with a process on the same host.
+struct Neighbour {
+    terminal: Terminal,
+    pid: String,
 }
 
 impl Drop for Site {
@@ -186,6 +234,7 @@ pub fn site_operations(all: [Block; 7]) {
     site.desk.rename("/backup", format!("{here}/backup"));
     std::fs::create_dir(site.desk.path("backup")).expect("a folder");
     site.run(&doctor);
+    let neighbour = site.start_neighbour();
     site.desk.write("work/manifests/api.yaml", single(&site.desk, "api", "exec sleep 9001"));
     site.desk.write("work/manifests/w.yaml", worker(&site.desk, "w", 3, "exec sleep 9000"));
     site.terminal.prepare("abide apply manifests --yes");
@@ -215,6 +264,8 @@ pub fn site_operations(all: [Block; 7]) {
     }
     until("watch gives up", || watch.text().contains("NotConverging"));
     site.desk.has_line(&watch.text(), &converge);
+    drop(watch);
+    site.check_neighbour(neighbour);
 }
 
 pub fn local_operations([rollback, logs]: [Block; 2]) {
@@ -241,6 +292,7 @@ pub fn local_operations([rollback, logs]: [Block; 2]) {
 
 pub fn pipeline([markdown, budget, lock, saved]: [Block; 4]) {
     let mut site = Site::new(ABIDE, "", PROD);
+    let neighbour = site.start_neighbour();
     site.desk.write("work/manifests/api.yaml", single(&site.desk, "api", "exec sleep 9001"));
     site.desk.write("work/manifests/w.yaml", worker(&site.desk, "w", 3, "exec sleep 9003"));
     site.terminal.prepare("abide apply manifests --yes");
@@ -262,13 +314,18 @@ pub fn pipeline([markdown, budget, lock, saved]: [Block; 4]) {
             desk.edit("work/manifests/w.yaml", "9004", "9005");
         }
     });
+    site.check_neighbour(neighbour);
 }
 
 pub fn platform(all: [Block; 6]) {
     let [trust, first, adopt, state, empty, note] = all;
     let target =
         "    dialect: gse-v2\n    auth: {app_code: ci, app_secret: {env: BK_APP_SECRET}, username: admin}\n";
-    let mut site = Site::new(target, "--as-host 0:10.0.0.1", &[("BK_APP_SECRET", SECRET)]);
+    let variables = [("BK_APP_SECRET", SECRET), ("AGENT_FLAGS", "--as-host 0:10.0.0.1")];
+    let mut site = Site::prepare(target, &variables, |desk| {
+        // Apps of a platform have no scopes.
+        desk.write("apps.yaml", format!("apps: [{{code: ci, secret: {SECRET}}}]\n"));
+    });
     let here = site.desk.folder.path().display().to_string();
     let url = site.url();
     site.desk.rename("https://paas.example.com", &url);

@@ -171,11 +171,11 @@ fn the_log_of_another_user_is_read_with_that_users_rights() {
     assert_eq!(read(&system.server, "app", "").as_deref(), Ok("mine\n"), "a linked rotated file is left out");
 }
 
-/// Apps for tests of namespaces.
+/// Apps for tests of namespaces and owners.
 fn restricted() -> System {
     let folder = Workspace::new();
     std::fs::write(folder.path().join("token"), "token\n").expect("a file");
-    let apps = "apps: [{code: all, secret: s3cret}, {code: db, secret: s3cret, namespaces: [db]}]\n";
+    let apps = "apps: [{code: all, secret: s3cret}, {code: db, secret: s3cret, namespaces: [db]}, {code: red, secret: s3cret, owners: [red]}]\n";
     let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), apps, "* token\n");
     let mut system = System { folder, server, agent: None };
     system.start_agent();
@@ -192,6 +192,33 @@ fn an_app_reads_only_logs_of_its_namespaces() {
     assert_eq!((&answer["result"], &answer["code"]), (&json!(false), &json!(1_900_403)), "{answer}");
     assert_eq!(system.server.send("GET", &path, "", b"").0, 401);
     assert_eq!(read(&system.server, "app", "").as_deref(), Ok("a line\n"));
+}
+
+/// The owner of a process may change while its log is followed.
+#[test]
+fn a_follow_ends_when_the_process_gets_another_owner() {
+    let system = restricted();
+    let spec = system.spec("app", "echo up; exec sleep 1000");
+    let of = |owner: &str| {
+        let hosts = json!([{"ip": "127.0.0.1", "bk_cloud_id": 0}]);
+        json!({"meta": {"namespace": "web", "name": "app", "labels": {"abide_owner": owner}}, "hosts": hosts, "spec": spec})
+    };
+    assert_eq!(system.server.gse("register_proc_info", of("red"))["result"], true);
+    assert_eq!(system.operate("app", 0, &spec).0, 0);
+    let path = format!("/api/abide/v1/logs?namespace=web&name=app&host={HOST}&follow=1");
+    let (status, mut follow) = system.server.stream(&path, "Authorization: Basic cmVkOnMzY3JldA==\r\n");
+    assert_eq!(status, 200);
+    follow_until(&mut follow, "up\n");
+    let moved = system.server.gse("update_proc_info", of("blue"));
+    assert_eq!(moved["result"], true, "{moved}");
+    append(&system.path("log/app.log"), "of blue\n");
+    let last = follow.next().expect("a line");
+    assert_eq!(last["reason"], "revoked", "{last}");
+    assert!(
+        last["error"].as_str().is_some_and(|text| text.contains("may no longer read this log")),
+        "{last}"
+    );
+    assert_eq!(follow.next(), None);
 }
 
 #[test]

@@ -90,6 +90,7 @@ mod ownership;
 mod people;
 mod people_gateway;
 mod people_listener;
+mod people_proxy;
 mod people_routes;
 mod permissions;
 mod plan;

@@ -6,7 +6,9 @@ use serde_json::json;
 
 use crate::apply::Machine;
 use crate::fixtures::machine::start_logged;
-use crate::fixtures::people::{ANN, BOB, HTML, ROOT, Site, bearer, digest, set_cookie, users, write_private};
+use crate::fixtures::people::{
+    ANN, BOB, HTML, ROOT, Site, bearer, between, digest, set_cookie, users, write_private,
+};
 use crate::fixtures::schemas::assert_described;
 use crate::listen::{Events, address};
 use crate::support::until;
@@ -115,6 +117,25 @@ fn changes_of_a_session_need_its_own_csrf_token() {
     let answer = site.post("/api/v1/look", &format!("{cookie}{csrf}"), "");
     assert!(answer.status == 403 && answer.body.contains("person bob lacks role operate"), "{}", answer.body);
     assert_eq!(site.status("/api/v1/processes", &cookie), 200);
+}
+
+/// The script of the page parses what it fetches under the policy of the page: a style has another nonce.
+#[test]
+fn a_refresh_of_the_page_has_no_style_that_its_policy_refuses() {
+    let site = Site::new(&[]);
+    until("it is ready", || site.status("/readyz", "") == 200);
+    let (cookie, _) = site.log_in(ANN);
+    let page = site.get("/", &format!("{cookie}{HTML}"));
+    assert!(page.body.contains("<style nonce=") && page.body.contains("log out"), "{}", page.body);
+    let refresh = site.get("/", &format!("{cookie}{HTML}X-Abide-Background: 1\r\n"));
+    assert_eq!(refresh.status, 200);
+    assert!(refresh.head.contains("default-src 'none'"), "{}", refresh.head);
+    for missing in ["<style", "<script", "csrf", "style="] {
+        assert!(!refresh.body.contains(missing), "{missing}: {}", refresh.body);
+    }
+    let main = |text: &str| between(text, "<main id=\"main\"", "</main>").contains("web/a");
+    assert!(main(&page.body) && main(&refresh.body), "{}", refresh.body);
+    assert!(refresh.body.contains("<title>abide: "), "{}", refresh.body);
 }
 
 #[test]

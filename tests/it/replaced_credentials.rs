@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::fixtures::people::write_private;
 use crate::fixtures::workspace::Workspace;
 use crate::listeners::AUTH;
 use crate::serve::Gateway;
@@ -63,6 +64,45 @@ fn a_replaced_secret_ends_its_open_streams_and_no_other() {
         "spec": {"identity": {"proc_name": "p", "setup_path": "/opt", "pid_path": "/run/p.pid", "user": "root"}}});
     assert_eq!(server.gse("register_proc_info", body)["result"], true);
     assert_eq!(second.next().expect("a change")["instance"], "0:10.0.0.1:web:p", "the other goes on");
+}
+
+/// A wait for changes is a long call: the grant may lose a namespace meanwhile.
+#[test]
+fn a_narrower_grant_ends_a_wait_for_changes_without_those_it_no_longer_has() {
+    let folder = Workspace::new();
+    let apps = |namespaces: &str| {
+        let one = format!("{{code: one, secret: the-secret-of-one, namespaces: [{namespaces}]}}");
+        write_private(
+            &folder.path().join("apps.yaml"),
+            &format!("apps: [{one}, {{code: all, secret: s3cret}}]\n"),
+        );
+    };
+    apps("web, db");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let server = &gateway.server;
+    let auth = AUTH.replace("\"all\"", "\"one\"").replace("s3cret", "the-secret-of-one");
+    let waits = std::thread::spawn({
+        let (at, auth) = (server.address, auth.clone());
+        let question = json!({"changes": {"prefix": "pause/", "after": 0, "wait_ms": 30_000}}).to_string();
+        move || Server::at(at).send("POST", "/api/abide/v1/state", &auth, question.as_bytes())
+    });
+    let known = || {
+        let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
+        metrics.contains("abide_connections{caller=\"known\"} 2")
+    };
+    until("the call waits", known);
+    let begin = Instant::now();
+    apps("web");
+    let grant = || server.send("GET", "/api/abide/v1/access", &auth, b"").1;
+    until("the grant is in force", || !grant().contains("\"db\""));
+    let pause = json!({"by": "ann", "reason": "a secret reason"}).to_string();
+    let write = json!({"txn": {"writes": [{"key": "pause/db", "value": pause}]}});
+    let written = server.call("POST", "/api/abide/v1/state", write);
+    assert!(written["data"]["written"].is_u64(), "{written}");
+    let (status, text) = waits.join().expect("an answer");
+    let answer: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status, &answer["data"]["changes"]), (200, &json!([])), "{text}");
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
 
 #[test]

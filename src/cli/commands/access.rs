@@ -108,6 +108,7 @@ pub enum CheckedVerb {
     Describe,
     Status,
     Logs,
+    Why,
     History,
     Plan,
     Diff,
@@ -116,6 +117,11 @@ pub enum CheckedVerb {
     Apply,
     Watch,
     Rollback,
+    /// Needs role operate if the owner declares secrets.
+    RolloutStatus,
+    RolloutPromote,
+    RolloutAbort,
+    RolloutUndo,
     Start,
     Stop,
     Restart,
@@ -128,6 +134,7 @@ pub enum CheckedVerb {
     Own,
     Pause,
     Resume,
+    LeaseList,
     LeaseReset,
     Audit,
     /// `audit --verify`: needs every namespace, host and owner.
@@ -145,7 +152,10 @@ impl CheckedVerb {
             | CheckedVerb::Describe
             | CheckedVerb::Status
             | CheckedVerb::Logs
+            | CheckedVerb::Why
             | CheckedVerb::History
+            | CheckedVerb::RolloutStatus
+            | CheckedVerb::LeaseList
             | CheckedVerb::Plan
             | CheckedVerb::Diff
             | CheckedVerb::Export
@@ -153,6 +163,9 @@ impl CheckedVerb {
             CheckedVerb::Apply
             | CheckedVerb::Watch
             | CheckedVerb::Rollback
+            | CheckedVerb::RolloutPromote
+            | CheckedVerb::RolloutAbort
+            | CheckedVerb::RolloutUndo
             | CheckedVerb::Start
             | CheckedVerb::Stop
             | CheckedVerb::Restart
@@ -165,6 +178,45 @@ impl CheckedVerb {
             | CheckedVerb::Resume => AccessRole::Operate,
             CheckedVerb::LeaseReset | CheckedVerb::Token | CheckedVerb::HostRevoke => AccessRole::Admin,
             CheckedVerb::Audit | CheckedVerb::AuditVerify => AccessRole::Admin,
+        }
+    }
+
+    /// Whether the verb always reads or writes the state of an owner.
+    fn needs_state(self) -> bool {
+        match self {
+            CheckedVerb::Why
+            | CheckedVerb::History
+            | CheckedVerb::Plan
+            | CheckedVerb::Diff
+            | CheckedVerb::Apply
+            | CheckedVerb::Watch
+            | CheckedVerb::Rollback
+            | CheckedVerb::RolloutStatus
+            | CheckedVerb::RolloutPromote
+            | CheckedVerb::RolloutAbort
+            | CheckedVerb::RolloutUndo
+            | CheckedVerb::Own => true,
+            CheckedVerb::Get
+            | CheckedVerb::Describe
+            | CheckedVerb::Status
+            | CheckedVerb::Logs
+            | CheckedVerb::Export
+            | CheckedVerb::Doctor
+            | CheckedVerb::LeaseList
+            | CheckedVerb::LeaseReset => false,
+            // A process without an owner has no state.
+            CheckedVerb::Start
+            | CheckedVerb::Stop
+            | CheckedVerb::Restart
+            | CheckedVerb::Reload
+            | CheckedVerb::Kill
+            | CheckedVerb::Release
+            | CheckedVerb::Unprotect
+            | CheckedVerb::Pause
+            | CheckedVerb::Resume => false,
+            CheckedVerb::Audit | CheckedVerb::AuditVerify | CheckedVerb::Token | CheckedVerb::HostRevoke => {
+                false
+            }
         }
     }
 }
@@ -209,6 +261,11 @@ fn check(args: &CheckArgs, printer: &Printer) -> Result<Exit, Failure> {
         _ => Ok(()),
     });
     checked.map_err(|missing| forbidden(missing.to_string()))?;
+    if args.verb.needs_state() && !app.grant().has_state() {
+        let verb =
+            args.verb.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        return Err(forbidden(format!("{caller} lacks owners: {verb} needs the state of an owner")));
+    }
     printer.data(&format!("{caller} may\n"));
     Ok(Exit::Done)
 }
@@ -248,4 +305,39 @@ fn hash(args: &HashArgs, printer: &Printer) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+    use crate::cli::args::Args;
+
+    /// Every form of every verb with `--target`, as words.
+    fn verbs_with_target(command: &Command, words: &[&str]) -> Vec<Vec<String>> {
+        let mut found = Vec::new();
+        for verb in command.get_subcommands() {
+            let words = [words, &[verb.get_name()]].concat();
+            if verb.get_arguments().any(|arg| arg.get_id() == "target") {
+                found.push(words.iter().map(|word| (*word).to_owned()).collect());
+            }
+            found.extend(verbs_with_target(verb, &words));
+        }
+        found
+    }
+
+    #[test]
+    fn every_verb_that_calls_a_gateway_can_be_checked() {
+        let known: Vec<String> = CheckedVerb::value_variants()
+            .iter()
+            .filter_map(|verb| Some(verb.to_possible_value()?.get_name().to_owned()))
+            .collect();
+        let all = verbs_with_target(&Args::command(), &[]);
+        assert!(all.len() > 30, "{all:?}");
+        for words in all {
+            let is_known = known.contains(&words.join("-")) || known.contains(&words[0]);
+            assert!(is_known, "abide access check has no verb for {words:?}");
+        }
+    }
 }

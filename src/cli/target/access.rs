@@ -7,7 +7,7 @@ use crate::cli::{Exit, Failure};
 use crate::contract::AccessInfo;
 use crate::engine::ConnectedTarget;
 use crate::gateway::access::{AccessRequest, AccessRole, Grant, MissingGrant, authorize};
-use crate::model::{Desired, Name};
+use crate::model::{Desired, InstanceKey, Name, ObservedInstance};
 use crate::reconcile::Rules;
 
 /// The reason of a refusal, as one word for scripts.
@@ -60,6 +60,33 @@ impl ConnectedTarget {
                 let failure = self.missing(&missing);
                 Failure { message: format!("{place}: {}", failure.message), ..failure }
             })?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a manual operation on an instance outside the grant of the app, before its hold is written.
+    pub async fn check_operation(
+        &self,
+        instances: &[(&InstanceKey, &ObservedInstance)],
+    ) -> Result<(), Failure> {
+        if self.name == "local" {
+            return Ok(());
+        }
+        let Some(grant) = self.access().await.map(Grant::from) else { return Ok(()) };
+        for (key, seen) in instances {
+            // A process without an owner belongs to its namespace.
+            let owner = seen.owner.as_deref().filter(|owner| !owner.is_empty());
+            let user =
+                seen.specs.registered.spec().map(|spec| spec.identity.user.as_deref().unwrap_or_default());
+            let request = AccessRequest {
+                role: Some(AccessRole::Operate),
+                namespace: Some(key.namespace.as_str()),
+                host: Some(&key.host),
+                user,
+                owner,
+                state_owner: owner,
+            };
+            authorize(&grant, &request).map_err(|missing| self.missing(&missing))?;
         }
         Ok(())
     }

@@ -78,6 +78,7 @@ async fn operate(
             return Err(live.not_found(named, failure).await);
         }
     };
+    live.check_operation(&instances).await?;
     let until = args.terms.until.map(Until::time);
     let is_held = manual::is_recorded_as_hold(op);
     if !is_held && (until.is_some() || args.terms.reason.is_some()) {
