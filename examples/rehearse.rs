@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         for (step, order) in steps.iter().zip(&orders) {
             let answer = answers.iter().find(|answer| answer.order == order.id).map(|answer| &answer.result);
             let (word, expected) = match answer {
-                Some(OperationState::Done) => {
+                Some(OperationState::Done { .. }) => {
                     let before = observed.instances.get(&step.instance);
                     ("done", Some(expectations::after(step, before, &rules.owner, &rules.caps)))
                 }

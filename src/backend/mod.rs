@@ -262,8 +262,14 @@ pub struct OperationStatus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperationState {
     InProgress,
-    Done,
-    Failed { state: RowState, message: String },
+    /// `note`: message of the target about a success, such as an ignored failure of a hook.
+    Done {
+        note: String,
+    },
+    Failed {
+        state: RowState,
+        message: String,
+    },
 }
 
 /// Failure of a whole call.

@@ -48,7 +48,7 @@ impl InstanceFacts {
             .iter()
             .filter_map(|entry| serde_json::from_slice(&entry.value).ok())
             .collect();
-        let (holds, statuses) = (live.restraints().await?.0, statuses(live).await?);
+        let (holds, statuses) = (live.holds_and_pauses().await?.0, statuses(live).await?);
         Ok(InstanceFacts { rows, holds, statuses, history, missing })
     }
 

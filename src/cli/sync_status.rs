@@ -8,6 +8,7 @@ use super::target::ConnectedTarget;
 use crate::clock;
 use crate::contract::NextAction;
 use crate::control::{pin, stored_revisions, suspended};
+use crate::engine::other_sources::desired_elsewhere;
 use crate::engine::rollout_records;
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, HostKey, InstanceKey, Observed, ProcessKey};
@@ -41,13 +42,14 @@ impl ProcessStatus {
 pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, ProcessStatus>, Failure> {
     let mut observed = live.observe_all().await?;
     let alive = connected_hosts(live, &observed).await?;
-    let (holds, pauses) = live.restraints().await?;
+    let (holds, pauses) = live.holds_and_pauses().await?;
     // An owner without observed processes may still declare some.
     let mut owners = stored_revisions::owners(&live.state).await.unwrap_or_default();
     owners.extend(observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)));
     let mut all = BTreeMap::new();
     for owner in owners {
-        let Some(desired) = active_desired(live, &owner).await else { continue };
+        let exists = |key: &InstanceKey| observed.instances.contains_key(key);
+        let Some(desired) = desired_where(live, &owner, exists).await else { continue };
         if let Some(alive) = &alive {
             add_gaps(&mut observed, &desired, alive);
         }
@@ -83,18 +85,33 @@ fn add_gaps(observed: &mut Observed, desired: &Desired, alive: &BTreeSet<HostKey
     }
 }
 
-/// The desired state of the pinned, else of the active revision. `None`: not stored, or no longer valid.
+/// The desired state of the pinned, else of the active revision, with the instances that other sources of the owner declare.
+/// `None`: not stored, or no longer valid.
 pub async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
+    desired_where(live, owner, |_| true).await
+}
+
+/// The same. Of other sources, only instances that are `wanted`: some of them may have been removed since.
+async fn desired_where(
+    live: &ConnectedTarget,
+    owner: &str,
+    wanted: impl Fn(&InstanceKey) -> bool,
+) -> Option<Desired> {
     let revision = match pin::read(&live.state, owner).await.ok()? {
         Some((pin, _)) => pin.revision,
         None => stored_revisions::active(&live.state, owner).await.ok()?.0?.revision,
     };
     let snapshots = stored_revisions::list(&live.state, owner).await.ok()?;
-    let snapshot = snapshots.into_iter().find(|snapshot| snapshot.revision == revision)?;
-    let texts = stored_revisions::texts(&live.state, owner, &snapshot).await.ok()?;
-    let mut loaded = manifest::load_files(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
+    let snapshot = snapshots.iter().find(|snapshot| snapshot.revision == revision)?;
+    let texts = stored_revisions::texts(&live.state, owner, snapshot).await.ok()?;
+    let limits = Limits::default();
+    let mut loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
     if loaded.errors() > 0 {
         return None;
+    }
+    let elsewhere = desired_elsewhere(&live.state, owner, &snapshot.source, &snapshots, &limits).await;
+    for (key, want) in elsewhere.unwrap_or_default().0.into_iter().filter(|(key, _)| wanted(key)) {
+        loaded.desired.instances.entry(key).or_insert(want);
     }
     live.set_default_user(&mut loaded.desired);
     Some(loaded.desired)

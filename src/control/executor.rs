@@ -25,6 +25,7 @@ use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::contract::{HistoryEntry, OperationCounts};
 use crate::engine::rollback::{PreviousState, names_of, reasons_of};
+use crate::engine::rollout_records;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{
     self, ExecutionContext, ExecutionEvent, ExecutionResult, ExecutionSettings, StepOutcome, StepResult,
@@ -102,7 +103,7 @@ impl<T: Target> Executor<'_, T> {
         let (begin, state) = (Instant::now(), self.target.state());
         let WorkItem { plan, desired, observed, lease, ends, .. } = &item;
         self.events.emit(ControllerEvent::ExecutionStarted { steps: plan.steps().count() });
-        let (restrain, restraints) = watch::channel(ActiveHolds::default());
+        let (hold_sender, active_holds) = watch::channel(ActiveHolds::default());
         let origin = ChangeOrigin {
             plan: None,
             revision: Some(item.revision.to_string()),
@@ -111,7 +112,7 @@ impl<T: Target> Executor<'_, T> {
             repairs: item.repairs.clone(),
         };
         let origin = Some(Arc::new(origin));
-        let settings = self.execution_settings(item.run.clone(), origin, restraints, ends.subscribe());
+        let settings = self.execution_settings(item.run.clone(), origin, active_holds, ends.subscribe());
         let context = ExecutionContext::new(settings, desired, observed, plan);
         let mut tracker = InstanceTracker::of(plan);
         let mut each = |event: ExecutionEvent<'_>| {
@@ -145,7 +146,11 @@ impl<T: Target> Executor<'_, T> {
             let end = RunEnd { exit, converged: None, failed, steps: history::steps(&ended) };
             ((ended, put_back), end)
         };
-        let working = with_hold_refresh(&restrain, rules, || self.target.active_holds(), working);
+        let working = with_hold_refresh(
+            &hold_sender,
+            || rollout_records::active_holds(self.target, rules, desired, plan),
+            working,
+        );
         let working = stop_on_lease_loss(state, lease, self.halt.clone(), ends, working);
         let (ended, put_back) = history::record_run(state, &rules.owner, history_entry(&item), working).await;
         self.events.emit(ControllerEvent::ExecutionFinished { ended: &ended, took: begin.elapsed() });
@@ -158,7 +163,7 @@ impl<T: Target> Executor<'_, T> {
         &self,
         run: String,
         origin: Option<Arc<ChangeOrigin>>,
-        restraints: watch::Receiver<ActiveHolds>,
+        active_holds: watch::Receiver<ActiveHolds>,
         stop: watch::Receiver<bool>,
     ) -> ExecutionSettings {
         ExecutionSettings {
@@ -169,7 +174,7 @@ impl<T: Target> Executor<'_, T> {
             deadline: Instant::now() + self.config.timeout,
             max_parallel: MAX_PARALLEL,
             check: self.config.check,
-            restraints,
+            active_holds,
             stop,
             origin,
         }
@@ -219,10 +224,10 @@ impl<T: Target> Executor<'_, T> {
         let plan = previous.plan(&mut observed, &self.config.rules, &now);
         let (why, steps) = (&reasons_of(processes), plan.steps().count());
         self.events.emit(ControllerEvent::RolledBack { processes: names, why, steps });
-        let ExecutionSettings { run, restraints, stop, origin, .. } = &context.settings;
+        let ExecutionSettings { run, active_holds, stop, origin, .. } = &context.settings;
         let (run, origin) = (format!("{run}-back"), origin.clone());
-        let settings = self.execution_settings(run, origin, restraints.clone(), stop.clone());
-        let again = ExecutionContext::new(settings, back, &observed, &plan);
+        let settings = self.execution_settings(run, origin, active_holds.clone(), stop.clone());
+        let again = ExecutionContext::new(settings, back, &observed, &plan).rollback();
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |event: ExecutionEvent<'_>| self.forward_event(&plan, &event);
         let done = execute::execute(&plan, backend, state, &again, &mut each).await;
@@ -249,9 +254,10 @@ fn history_entry(item: &WorkItem) -> HistoryEntry {
 
 /// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.
 fn attempted(ended: Vec<StepResult>, context: &ExecutionContext) -> Vec<StepResult> {
-    let is_left_alone = |one: &StepResult| {
-        context.settings.restraints.borrow().hold_reason(&one.instance, None, false).is_some()
+    let is_held = |one: &StepResult| {
+        context.settings.active_holds.borrow().hold_reason(&one.instance, None, false).is_some()
     };
+    let is_left_alone = |one: &StepResult| is_held(one) || context.aborted(&one.instance).is_some();
     let tried = |one: &StepResult| {
         one.outcome != StepOutcome::Skipped || !(*context.settings.stop.borrow() || is_left_alone(one))
     };

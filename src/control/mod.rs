@@ -182,7 +182,7 @@ impl<T: Target> ControlLoop<'_, T> {
                 if matches!(state.renew_lease(&leader, LEASE_TTL).await, Ok(false)) {
                     self.halt.send_replace(true);
                 }
-                if self.pass.holds_or_pin_changed().await {
+                if self.pass.decisions_changed().await {
                     self.last_pass_at = None;
                 }
             }

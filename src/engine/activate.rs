@@ -8,7 +8,7 @@ use super::protections;
 use super::report::Report;
 use super::stored_revisions::{self, ActiveRevision, NewRevision};
 use crate::contract::HistoryEntry;
-use crate::model::{ManifestRevision, Plan};
+use crate::model::Plan;
 use crate::store::{Error, Store};
 
 /// The revision that an apply activates.
@@ -56,15 +56,9 @@ impl Activation {
             Activation::Nothing => Ok(None),
             Activation::Pinned(pin) => state.txn(pin::put(owner, pin)).await.map(|_| None),
             Activation::New => {
-                let revision = ManifestRevision::of(&input.loaded.desired);
+                let revision = input.revision();
                 let texts = input.loaded.file_contents();
-                let new = NewRevision {
-                    owner,
-                    source: source.name,
-                    revision: &revision,
-                    commit: None,
-                    texts: &texts,
-                };
+                let new = NewRevision { owner, source: source.name, revision, commit: None, texts: &texts };
                 let ended = stored_revisions::activate(state, &new).await;
                 // A failed collection is repeated by the next apply.
                 let _ = stored_revisions::gc(state, owner).await;
@@ -89,8 +83,7 @@ impl Activation {
         }
         let is_pinned = pin::read(state, owner).await?.is_some();
         let active = stored_revisions::active(state, owner).await?.0;
-        let is_current =
-            |active: &ActiveRevision| active.revision == ManifestRevision::of(&input.loaded.desired);
+        let is_current = |active: &ActiveRevision| active.revision == *input.revision();
         Ok(match active {
             _ if is_pinned => RevisionRecord::Activate,
             Some(active) if active.source != source.name && !source.accepted => RevisionRecord::Store,
@@ -105,10 +98,9 @@ impl Activation {
         input: &PlanInput,
         source: ManifestSource<'_>,
     ) -> Result<(), Error> {
-        let revision = ManifestRevision::of(&input.loaded.desired);
+        let revision = input.revision();
         let (owner, texts) = (&input.rules.owner, input.loaded.file_contents());
-        let new =
-            NewRevision { owner, source: source.name, revision: &revision, commit: None, texts: &texts };
+        let new = NewRevision { owner, source: source.name, revision, commit: None, texts: &texts };
         stored_revisions::store_inactive(state, &new).await?;
         let _ = stored_revisions::gc(state, owner).await;
         Ok(())

@@ -15,6 +15,7 @@ use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
 use super::rollout_records;
+use super::selected::check_selection;
 use super::verify::{OBSERVE_INTERVAL, awaits_dependency, awaits_promotion, unhealthy};
 use super::writer_lease::{GRACE, WriterLease};
 use crate::backend::ChangeOrigin;
@@ -40,6 +41,7 @@ where
     within(deadline, recover(target, &request.rules.owner, deadline, handler)).await?;
     let (source, accepts_source) = (request.source.clone().unwrap_or_default(), request.accept_source);
     let (input, mut plan, facts) = within(deadline, request.plan(target)).await?;
+    within(deadline, check_selection(target, &input)).await?;
     input.locate(&mut plan, &facts.limits);
     if let Some(saved) = &saved {
         check_saved(saved, &input, &plan)?;
@@ -79,6 +81,12 @@ where
         false => apply.without_steps(plan).await,
         true => apply.with_steps(plan).await,
     }
+}
+
+/// Frees the manifests and the observation of a fleet on another thread: the caller does not wait for it.
+fn free_later(input: PlanInput) {
+    // Without a thread, they are freed here.
+    let _ = std::thread::Builder::new().name("free".to_owned()).spawn(move || drop(input));
 }
 
 /// The signatures of a saved plan, for the history.
@@ -153,6 +161,7 @@ where
         let converged = Some(conclusion == Conclusion::Done);
         let (ended, rolled_back, pauses) = (Vec::new(), BTreeMap::new(), plan.pauses.clone());
         let results = Results { ended, converged, conclusion, reason, unhealthy, rolled_back, pauses };
+        free_later(self.input);
         Ok(results.report(plan, digests))
     }
 
@@ -195,7 +204,9 @@ where
             writer.release(target).await;
             (report, end)
         };
-        Ok(history::record_run(target.state(), &owner, begun, working).await)
+        let report = history::record_run(target.state(), &owner, begun, working).await;
+        free_later(self.input);
+        Ok(report)
     }
 
     fn confirm(&mut self, plan: &Plan) -> Result<(), ApplyError> {

@@ -33,4 +33,7 @@ pub enum ApplyError {
     PlanChanged,
     #[error("not approved: nothing was done")]
     NotApproved,
+    /// A name of the selection, or the whole selection, means no instance that is declared, observed or recorded.
+    #[error("{what}; nothing was done")]
+    NothingSelected { what: String, meant: Option<String> },
 }

@@ -1,14 +1,14 @@
 //! Inputs of a plan: manifests, observed state, rules and time; and their digests.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use tracing::info;
 
 use super::activate::changed_source;
 use super::error::ApplyError;
-use super::other_sources::declared_elsewhere;
+use super::other_sources::{DeclaredElsewhere, declared_elsewhere};
 use super::pin::{self, Pin};
 use super::{protections, rollout_records, stored_revisions};
 use crate::clock;
@@ -82,12 +82,9 @@ impl<S: SpecSearch> PlanRequest<S> {
                 });
             }
         }
-        if let Some(source) = source.as_ref().filter(|_| rules.prune && !accept_source) {
-            let (state, owner) = (target.state(), &rules.owner);
-            let (stored, are_all_read) =
-                stored_revisions::list_readable(state, owner).await.map_err(state_error)?;
-            let elsewhere = declared_elsewhere(state, owner, source, (&stored, are_all_read), &limits).await;
-            let elsewhere = elsewhere.map_err(state_error)?;
+        let source = source.filter(|_| !accept_source);
+        if let Some(source) = source.as_ref().filter(|_| rules.prune) {
+            let elsewhere = read_elsewhere(target, &rules.owner, source, &limits).await?;
             rules.orphans.declared_elsewhere = elsewhere.instances;
             rules.orphans.source_unreadable |= elsewhere.is_incomplete;
         }
@@ -112,13 +109,37 @@ impl<S: SpecSearch> PlanRequest<S> {
             paths: shown_source,
             offline,
             pin,
+            computed_revision: OnceLock::new(),
         };
         let (observed_cache, known) = (ObservedCache::default(), SearchCache::default());
         let mut facts = FactSources { observed_cache, search, known, limits };
-        let plan = input.observe_and_plan(target, &mut facts).await?;
+        let mut plan = input.observe_and_plan(target, &mut facts).await?;
+        if let Some(source) = source.filter(|_| plan.orphans > 0) {
+            // Processes of another source are no orphans: the note does not name them.
+            let elsewhere = read_elsewhere(target, &input.rules.owner, &source, &facts.limits).await?;
+            input.rules.orphans.declared_elsewhere = elsewhere.instances;
+            if !input.rules.orphans.declared_elsewhere.is_empty() {
+                plan = input.plan();
+                plan.notes.extend(input.pin.as_ref().map(pin_note));
+            }
+        }
         info!(rows = input.observed.instances.len(), took = ?begin.elapsed(), "observed");
         Ok((input, plan, facts))
     }
+}
+
+/// The instances that other sources of the owner declare.
+async fn read_elsewhere<T: Target>(
+    target: &T,
+    owner: &str,
+    source: &str,
+    limits: &Limits,
+) -> Result<DeclaredElsewhere, TargetError> {
+    let reading = async {
+        let (stored, are_all_read) = stored_revisions::list_readable(target.state(), owner).await?;
+        declared_elsewhere(target.state(), owner, source, (&stored, are_all_read), limits).await
+    };
+    reading.await.map_err(|error| TargetError::state(target.name(), error))
 }
 
 /// The inputs of a plan.
@@ -134,6 +155,8 @@ pub struct PlanInput {
     pub offline: bool,
     /// The pin in force, unless the plan is for a pinned revision.
     pub pin: Option<Pin>,
+    /// The revision of the manifests, once it was computed.
+    pub computed_revision: OnceLock<ManifestRevision>,
 }
 
 /// Sources of a plan's facts: the last observation with its later changes, the search of old specs with its results, and
@@ -213,9 +236,13 @@ impl PlanInput {
         }
     }
 
+    /// The revision of the manifests.
+    pub fn revision(&self) -> &ManifestRevision {
+        self.computed_revision.get_or_init(|| ManifestRevision::of(&self.loaded.desired))
+    }
+
     pub fn digests(&self, plan: &Plan) -> PlanDigests {
-        let wanted = ManifestRevision::of(&self.loaded.desired);
-        PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
+        PlanDigests::of(self.revision().clone(), &self.observed, &self.rules, &self.target, plan)
     }
 }
 

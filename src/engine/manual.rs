@@ -170,7 +170,7 @@ pub async fn execute_steps<T: Target>(
     for (nth, (owner, steps)) in owners.into_iter().enumerate() {
         let (_going_on, stop) = watch::channel(false);
         // Manual operations are not subject to holds: they create one.
-        let (_free, restraints) = watch::channel(ActiveHolds::default());
+        let (_free, active_holds) = watch::channel(ActiveHolds::default());
         let settings = ExecutionSettings {
             owner: owner.unwrap_or_default().to_owned(),
             target: target.name().to_owned(),
@@ -179,7 +179,7 @@ pub async fn execute_steps<T: Target>(
             deadline,
             max_parallel: usize::MAX,
             check: |_| None,
-            restraints,
+            active_holds,
             stop,
             origin: None,
         };

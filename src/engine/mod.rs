@@ -23,6 +23,7 @@ mod recover;
 mod report;
 mod request;
 mod run;
+mod selected;
 mod verify;
 mod writer_lease;
 

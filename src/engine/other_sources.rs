@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::stored_revisions::{self, Snapshot};
 use crate::manifest::{self, Limits};
-use crate::model::InstanceKey;
+use crate::model::{DesiredInstance, InstanceKey};
 use crate::store::{Error, Store};
 
 /// Whether a source is another one, or a directory in it.
@@ -35,10 +35,23 @@ pub async fn declared_elsewhere<S: Store>(
     (stored, are_all_read): (&[Snapshot], bool),
     limits: &Limits,
 ) -> Result<DeclaredElsewhere, Error> {
-    let mut elsewhere = DeclaredElsewhere { is_incomplete: !are_all_read, ..DeclaredElsewhere::default() };
+    let (desired, is_whole) = desired_elsewhere(state, owner, source, stored, limits).await?;
+    let instances = desired.into_keys().collect();
+    Ok(DeclaredElsewhere { instances, is_incomplete: !(are_all_read && is_whole) })
+}
+
+/// The same with their desired state, and whether all of these revisions can be read.
+pub async fn desired_elsewhere<S: Store>(
+    state: &S,
+    owner: &str,
+    source: &str,
+    stored: &[Snapshot],
+    limits: &Limits,
+) -> Result<(BTreeMap<InstanceKey, DesiredInstance>, bool), Error> {
+    let (mut elsewhere, mut are_whole) = (BTreeMap::new(), true);
     let is_other = |snapshot: &&Snapshot| !contains(source, &snapshot.source);
     let Some(oldest) = stored.iter().filter(is_other).map(|snapshot| snapshot.at).min() else {
-        return Ok(elsewhere);
+        return Ok((elsewhere, are_whole));
     };
     // Instances of a newer revision belong to its source, whatever older ones declare.
     let mut assigned: BTreeSet<InstanceKey> = BTreeSet::new();
@@ -50,14 +63,14 @@ pub async fn declared_elsewhere<S: Store>(
             continue;
         }
         let (declared, is_whole) = instances(state, owner, snapshot, limits).await?;
-        elsewhere.is_incomplete |= !is_whole && !is_ours;
-        for key in declared {
+        are_whole &= is_whole || is_ours;
+        for (key, want) in declared {
             if assigned.insert(key.clone()) && !is_ours {
-                elsewhere.instances.insert(key);
+                elsewhere.insert(key, want);
             }
         }
     }
-    Ok(elsewhere)
+    Ok((elsewhere, are_whole))
 }
 
 /// The instances of a stored revision, and whether all of it can be read.
@@ -66,13 +79,13 @@ async fn instances<S: Store>(
     owner: &str,
     snapshot: &Snapshot,
     limits: &Limits,
-) -> Result<(Vec<InstanceKey>, bool), Error> {
+) -> Result<(BTreeMap<InstanceKey, DesiredInstance>, bool), Error> {
     let texts = match stored_revisions::texts(state, owner, snapshot).await {
         Ok(texts) => texts,
         // A caller with role `read` gets no manifests with secrets.
         Err(error @ (Error::Corrupt { .. } | Error::Refused { .. })) => {
             warn!(%error, source = %snapshot.source, revision = %snapshot.revision, "cannot read a stored revision");
-            return Ok((Vec::new(), false));
+            return Ok((BTreeMap::new(), false));
         }
         Err(error) => return Err(error),
     };
@@ -82,7 +95,7 @@ async fn instances<S: Store>(
         let (source, revision) = (&snapshot.source, &snapshot.revision);
         warn!(%source, %revision, errors, "a stored revision of the owner has errors: nothing is pruned");
     }
-    Ok((loaded.desired.instances.into_keys().collect(), errors == 0))
+    Ok((loaded.desired.instances, errors == 0))
 }
 
 #[cfg(test)]

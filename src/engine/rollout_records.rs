@@ -3,12 +3,15 @@
 //! `rollout/OWNER/NAMESPACE:NAME` is written when a rollout reaches a pause, and by `abide rollout`. It belongs to one
 //! version of the process: the next version starts with its first stage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
-use crate::model::{ProcessKey, RolloutPause, RolloutProgress, Time};
+use crate::execute::ActiveHolds;
+use crate::model::{Desired, Plan, ProcessKey, RolloutPause, RolloutProgress, Time};
+use crate::observe::{Target, TargetError};
+use crate::reconcile::{Rules, rollout_id};
 use crate::store::{Entry, Error, Store, Txn, TxnOutcome, keys};
 
 /// Attempts after conflicts with other clients.
@@ -34,6 +37,11 @@ impl RolloutDecision {
             RolloutDecision::Aborted => "aborted",
             RolloutDecision::Undone => "undone",
         }
+    }
+
+    /// Whether the version is not applied any further.
+    pub fn is_aborted(self) -> bool {
+        matches!(self, RolloutDecision::Aborted | RolloutDecision::Undone)
     }
 }
 
@@ -69,12 +77,39 @@ pub async fn read<S: Store>(state: &S, owner: &str) -> Result<RolloutRecords, Er
     Ok(records)
 }
 
+/// The id of a process's version; `None`: it is not declared.
+pub fn version_of(desired: &Desired, process: &ProcessKey) -> Option<String> {
+    let mut wants = desired.instances.values().filter(|want| want.origin.declared == *process).peekable();
+    wants.peek()?;
+    Some(rollout_id(wants))
+}
+
+/// Decisions of persons as of now: holds, pauses, and aborts since a plan was made.
+pub async fn active_holds<T: Target>(
+    target: &T,
+    rules: &Rules,
+    desired: &Desired,
+    plan: &Plan,
+) -> Result<ActiveHolds, TargetError> {
+    let holds = target.active_holds().await?;
+    let records = read(target.state(), &rules.owner).await;
+    let records = records.map_err(|error| TargetError::state(target.name(), error))?;
+    let is_stopped = |(process, record): &(&ProcessKey, &RolloutRecord)| {
+        record.state.is_aborted()
+            && plan.aborted.get(process) != Some(&record.id)
+            && version_of(desired, process).as_ref() == Some(&record.id)
+    };
+    let aborted: BTreeSet<ProcessKey> =
+        records.iter().filter(is_stopped).map(|(process, _)| process.clone()).collect();
+    Ok(ActiveHolds::of(holds, rules).with_aborted(aborted))
+}
+
 /// The decisions as the planner reads them.
 pub fn progress(records: &RolloutRecords) -> BTreeMap<ProcessKey, RolloutProgress> {
     let of = |record: &RolloutRecord| RolloutProgress {
         id: record.id.clone(),
         promoted: record.promoted,
-        is_aborted: matches!(record.state, RolloutDecision::Aborted | RolloutDecision::Undone),
+        is_aborted: record.state.is_aborted(),
     };
     records.iter().map(|(process, record)| (process.clone(), of(record))).collect()
 }

@@ -11,6 +11,7 @@ use super::apply::Apply;
 use super::report::{Conclusion, Results};
 use super::request::{ApplyEvent, ApplyHandler};
 use super::rollback::{PreviousState, names_of, reasons_of};
+use super::rollout_records;
 use super::verify::verify;
 use crate::backend::ChangeOrigin;
 use crate::clock;
@@ -38,7 +39,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
         let (stop, stopped) = watch::channel(false);
         let mut cancellation = Cancellation { stop, lost, requested: self.stop.clone(), conclusion: None };
         let rules = &self.input.rules;
-        let (sender, restraints) =
+        let (sender, active_holds) =
             watch::channel(ActiveHolds::of((rules.holds.manual.clone(), rules.holds.pauses.clone()), rules));
         let settings = ExecutionSettings {
             owner: rules.owner.clone(),
@@ -48,7 +49,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
             deadline: self.limits.deadline,
             max_parallel: self.limits.max_parallel,
             check: self.check,
-            restraints,
+            active_holds,
             stop: stopped,
             origin: Some(Arc::new(origin)),
         };
@@ -58,7 +59,12 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
         let handler = &mut *self.handler;
         let mut on_event = |event: ExecutionEvent<'_>| handler.on_event(ApplyEvent::Execution(event));
         let executing = execute::execute(plan, target.backend(), target.state(), &context, &mut on_event);
-        let executing = with_hold_refresh(&sender, rules, || target.active_holds(), executing);
+        let desired = &self.input.loaded.desired;
+        let executing = with_hold_refresh(
+            &sender,
+            || rollout_records::active_holds(target, rules, desired, plan),
+            executing,
+        );
         let ExecutionResult { mut ended, to_roll_back } = cancellation.watch(executing).await;
         self.handler.on_event(ApplyEvent::Executed);
         let is_rolled_back = match to_roll_back.is_empty() {
@@ -123,7 +129,7 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
             check: |_| None,
             ..context.settings.clone()
         };
-        let context = ExecutionContext::new(settings, &previous.desired, &observed, &plan);
+        let context = ExecutionContext::new(settings, &previous.desired, &observed, &plan).rollback();
         let mut ignore = |_: ExecutionEvent<'_>| {};
         let executing = execute::execute(&plan, target.backend(), target.state(), &context, &mut ignore);
         let done = cancellation.watch(executing).await;

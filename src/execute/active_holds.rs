@@ -1,19 +1,21 @@
-//! Active holds and pauses: read from the store, and applied while a plan is executed as soon as each is created.
+//! Active holds, pauses and aborted rollouts: read from the store, and applied while a plan is executed as soon as each
+//! is created.
 //!
 //! An entry that cannot be read fails closed: its instance or namespace stays held, with the entry's key as the
 //! reason. A person requested something with it, and only a person can know what.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::model::{Hold, InstanceKey, Pause, Time};
-use crate::reconcile::{Rules, active_hold, paused};
+use crate::model::{Hold, InstanceKey, Pause, ProcessKey, Time};
+use crate::reconcile::{Rules, aborted_rollout, active_hold, paused};
 use crate::store::keys::{HOLD_PREFIX, PAUSE_PREFIX};
 use crate::store::{Entry, Error, Store};
 
-/// Interval between two reads of holds and pauses.
+/// Interval between two reads.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Namespace part of the key of the global pause.
@@ -70,18 +72,29 @@ fn pause_of(entry: &Entry) -> Option<Pause> {
     )
 }
 
-/// Holds and pauses as of the last read.
+/// Holds, pauses and aborted rollouts as of the last read.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveHolds {
     holds: Vec<Hold>,
     pauses: Vec<Pause>,
+    /// Processes whose rollout of the version in execution was aborted.
+    aborted: BTreeSet<ProcessKey>,
 }
 
 impl ActiveHolds {
     /// All of them, without the holds that these rules override.
     pub fn of((holds, pauses): (Vec<Hold>, Vec<Pause>), rules: &Rules) -> ActiveHolds {
         let holds = if rules.holds.override_manual { Vec::new() } else { holds };
-        ActiveHolds { holds, pauses }
+        ActiveHolds { holds, pauses, aborted: BTreeSet::new() }
+    }
+
+    /// Adds the processes whose rollout was aborted.
+    pub fn with_aborted(self, aborted: BTreeSet<ProcessKey>) -> ActiveHolds {
+        ActiveHolds { aborted, ..self }
+    }
+
+    pub fn is_aborted(&self, process: &ProcessKey) -> bool {
+        self.aborted.contains(process)
     }
 
     /// Reason why an instance is held. A pause does not stop an instance that already has an executed step.
@@ -96,17 +109,21 @@ impl ActiveHolds {
         let paused = paused(&self.pauses, key, ever).filter(|_| !is_begun);
         paused.or_else(|| active_hold(&self.holds, key, from, ever))
     }
+
+    /// Reason why no further instance of a process changes: its rollout was aborted.
+    pub fn stops_rollout(&self, process: &ProcessKey) -> Option<String> {
+        self.is_aborted(process).then(|| aborted_rollout(process))
+    }
 }
 
-/// Runs `work` and refreshes holds and pauses in parallel. If a read fails, the previous state stays.
+/// Runs `work` and refreshes holds, pauses and aborted rollouts in parallel. If a read fails, the previous state stays.
 pub async fn with_hold_refresh<T, A, E>(
     holds: &watch::Sender<ActiveHolds>,
-    rules: &Rules,
     read: impl Fn() -> A,
     work: impl Future<Output = T>,
 ) -> T
 where
-    A: Future<Output = Result<(Vec<Hold>, Vec<Pause>), E>>,
+    A: Future<Output = Result<ActiveHolds, E>>,
 {
     tokio::pin!(work);
     loop {
@@ -116,9 +133,9 @@ where
         };
         tokio::select! {
             done = &mut work => return done,
-            restraints = refreshed => {
-                if let Ok(restraints) = restraints {
-                    holds.send_replace(ActiveHolds::of(restraints, rules));
+            active_holds = refreshed => {
+                if let Ok(active_holds) = active_holds {
+                    holds.send_replace(active_holds);
                 }
             }
         }

@@ -34,8 +34,8 @@ pub struct ExecutionSettings {
     pub max_parallel: usize,
     /// Check before a step is sent.
     pub check: Precheck,
-    /// Holds and pauses as of now.
-    pub restraints: watch::Receiver<ActiveHolds>,
+    /// Holds, pauses and aborted rollouts as of now.
+    pub active_holds: watch::Receiver<ActiveHolds>,
     /// Execution stops at the next safe point.
     pub stop: watch::Receiver<bool>,
     /// The plan and revision that the steps belong to, for the audit log of the target.
@@ -50,6 +50,8 @@ pub struct ExecutionContext {
     pub before: BTreeMap<InstanceKey, ObservedInstance>,
     /// Protections of the instances with steps: as declared, else as observed. Operations carry them as a label.
     pub protections: BTreeMap<InstanceKey, Vec<Protection>>,
+    /// The execution returns instances to their previous version. The abort of a rollout does not stop it.
+    pub is_rollback: bool,
 }
 
 /// Declared names and dependencies of the instances of a plan.
@@ -152,7 +154,18 @@ impl ExecutionContext {
             .filter_map(|step| Some((step.instance.clone(), protections_of(&step.instance)?)))
             .filter(|(_, protections)| !protections.is_empty())
             .collect();
-        ExecutionContext { settings, dependencies, before, protections }
+        ExecutionContext { settings, dependencies, before, protections, is_rollback: false }
+    }
+
+    /// The same for a rollback.
+    pub fn rollback(self) -> ExecutionContext {
+        ExecutionContext { is_rollback: true, ..self }
+    }
+
+    /// Reason why no further step of an instance's rollout is sent.
+    pub fn aborted(&self, instance: &InstanceKey) -> Option<String> {
+        let declared = self.dependencies.declared.get(instance).filter(|_| !self.is_rollback)?;
+        self.settings.active_holds.borrow().stops_rollout(declared)
     }
 }
 

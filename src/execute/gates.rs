@@ -146,8 +146,20 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let secs = u64::try_from(how_long.as_millis().div_ceil(1000)).unwrap_or(gate.soak_secs);
         (self.on_event)(ExecutionEvent::Soaking { process: &gate.process, secs });
         let first = self.observe_changed(of_it).await;
-        self.wait(how_long).await;
+        tokio::select! {
+            () = self.wait(how_long) => {}
+            () = self.aborted(&gate.process) => {}
+        }
         self.count_unhealthy(of_it, first.as_ref()).await;
+    }
+
+    /// Waits until the rollout of a process is aborted.
+    async fn aborted(&self, process: &ProcessKey) {
+        let mut active_holds = self.terms.settings.active_holds.clone();
+        let aborted = active_holds.wait_for(|held| held.is_aborted(process)).await.is_ok();
+        if !aborted || self.terms.is_rollback {
+            std::future::pending().await
+        }
     }
 
     /// Waits, until execution is stopped at the latest.

@@ -131,8 +131,11 @@ pub async fn execute<B: Backend, S: Store>(
 
 /// The components of a plan, each as a plan of its own. Step ids stay the same.
 pub fn split(plan: &Plan, dependencies: &Dependencies) -> Vec<Plan> {
-    let component =
-        |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
+    let component = |waves: std::borrow::Cow<'_, [Wave]>| Plan {
+        waves: waves.into_owned(),
+        aborted: plan.aborted.clone(),
+        ..Plan::default()
+    };
     let components = components::components(plan, dependencies, components::SplitBy::Waiting);
     components.into_iter().map(component).collect()
 }

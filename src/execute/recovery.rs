@@ -225,7 +225,7 @@ async fn infer_entries<B: Backend>(
         let unproven = call.at.filter(|_| !is_ours);
         let mut is_refused = !is_ours && status.is_some_and(is_already_running);
         let is_done = match (status, &observed) {
-            (Some(OperationState::Done), _) => Some(true),
+            (Some(OperationState::Done { .. }), _) => Some(true),
             // The same states as in a running execution.
             (Some(OperationState::Failed { state, .. }), _) if has_run(step.op, *state, once) => Some(true),
             (Some(OperationState::Failed { state: RowState::NotRunning, .. }), _)

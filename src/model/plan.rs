@@ -1,5 +1,6 @@
 //! Plan: all steps in order and all held changes, each with its reasons. Execution makes no further decision.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,6 +20,10 @@ pub struct Plan {
     pub in_sync: usize,
     /// Rollouts that wait for a promotion.
     pub pauses: Vec<RolloutPause>,
+    /// Versions whose rollout was aborted before this plan: its steps are no part of them.
+    pub aborted: BTreeMap<ProcessKey, String>,
+    /// Number of owned instances in no manifest that stay because pruning is off.
+    pub orphans: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

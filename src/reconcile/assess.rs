@@ -36,7 +36,8 @@ impl<'a> TargetSpec<'a> {
         };
         let on_target =
             |on_change| EffectTable::of(spec, on_change).without(|field| !caps.supports_field(field));
-        let (effects, plain) = (on_target(on_change), on_target(&OnChange::new()));
+        let effects = on_target(on_change);
+        let plain = if on_change.is_empty() { effects.clone() } else { on_target(&OnChange::new()) };
         TargetSpec { spec, goal, effects, plain, revision: OnceCell::new() }
     }
 

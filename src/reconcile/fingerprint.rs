@@ -24,7 +24,12 @@ pub fn fingerprint(
     put(revision.as_str());
     put(target);
     // The policy of a control host is not an input of the plan: what it forbids has no steps.
-    put(&format!("{:?}", Rules { policy: None, ..rules.clone() }));
+    let mut inputs = Rules { policy: None, ..rules.clone() };
+    if !rules.prune {
+        // They appear in a note only.
+        inputs.orphans.declared_elsewhere.clear();
+    }
+    put(&format!("{inputs:?}"));
     let touched: BTreeSet<&InstanceKey> = plan
         .steps()
         .flat_map(|step| [Some(&step.instance), step.from.as_ref()])

@@ -47,12 +47,12 @@ pub use fingerprint::fingerprint;
 pub use planner::drifted_files;
 pub use rules::{HoldRules, OrphanRules, Rules};
 pub use spec_effects::{EffectTable, effect_of, revision, table};
-pub use stages::rollout_id;
+pub use stages::{aborted_rollout, rollout_id};
 pub use sync_status::{SyncStatus, sync_statuses};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{Desired, Now, Observed, Plan, ProcessKey, count};
+use crate::model::{AutoType, Desired, Now, Observed, Op, Plan, ProcessKey, Wave, count};
 use chain::PlanDraft;
 use constraints::PassedWindows;
 
@@ -65,9 +65,13 @@ pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &No
     let waves = waves::build_waves(&mut found, desired, observed, rules);
     let mut notes = notes(&found, rules);
     notes.extend(break_glass_note(rules, &passed));
+    notes.extend(unknown_success_note(&waves, desired, rules));
+    let orphans = found.spared.values().sum();
+    let aborted = rules.rollouts.iter().filter(|(_, progress)| progress.is_aborted);
+    let aborted = aborted.map(|(process, progress)| (process.clone(), progress.id.clone())).collect();
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
-    Plan { waves, held, notes, in_sync: found.in_sync, pauses }
+    Plan { waves, held, notes, in_sync: found.in_sync, pauses, aborted, orphans }
 }
 
 /// The first processes by name, each with its number of instances.
@@ -104,6 +108,30 @@ fn break_glass_note(rules: &Rules, passed: &PassedWindows) -> Option<String> {
     let one = |(window, n): (&String, &usize)| format!("{} although {window}", count(*n, "instance"));
     let all: Vec<String> = passed.iter().map(one).collect();
     Some(format!("break-glass ({reason}): changes {}", all.join("; ")))
+}
+
+/// The one-shots of a plan whose dependents cannot wait for their success: the target reports no exit codes.
+fn unknown_success_note(waves: &[Wave], desired: &Desired, rules: &Rules) -> Option<String> {
+    if rules.caps.reads_health {
+        return None;
+    }
+    let steps = waves.iter().flat_map(|wave| &wave.steps);
+    let starts = steps.filter(|step| matches!(step.op, Op::Start | Op::Restart));
+    let started: Vec<_> = starts.filter_map(|step| desired.instances.get_key_value(&step.instance)).collect();
+    let needed: BTreeSet<&ProcessKey> =
+        started.iter().flat_map(|(_, want)| &want.origin.depends_on).collect();
+    let mut runs: BTreeMap<ProcessKey, usize> = BTreeMap::new();
+    for (key, want) in started {
+        let declared = &want.origin.declared;
+        let is_needed = needed.contains(declared) || needed.contains(&key.process());
+        if want.spec.monitor.auto_type == AutoType::OneShot && is_needed {
+            *runs.entry(declared.clone()).or_default() += 1;
+        }
+    }
+    let (target, names) = (rules.caps.name(), named(&runs));
+    (!runs.is_empty()).then(|| {
+        format!("{target} reports no exit codes: dependents of {names} start when the run has ended, even if it failed")
+    })
 }
 
 /// Notes for the operator.

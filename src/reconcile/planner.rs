@@ -165,6 +165,11 @@ impl<'a> Planner<'a> {
     /// Fast path for an instance in sync; `false` means that a full comparison follows.
     fn is_in_sync(&mut self, present: Present<'_>, want: &'a DesiredInstance) -> bool {
         let (given, live) = (&present.seen().specs.registered, &present.seen().specs.live);
+        if want.origin.state == State::Stopped {
+            let is_down = !present.running && !present.hosted && self.is_ours(present);
+            return is_down
+                && (!self.rules.caps.registry || (present.registered && self.is_wanted(given, want)));
+        }
         let kept = match want.spec.monitor.auto_type {
             AutoType::Resident if present.running => true,
             AutoType::Periodic => false,

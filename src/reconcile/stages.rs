@@ -30,7 +30,7 @@ pub fn rollout_id<'a>(wants: impl Iterator<Item = &'a DesiredInstance>) -> Strin
 
 /// The instances of one declared process, by group and then by key.
 struct RolloutInstances<'a> {
-    rollout: &'a Rollout,
+    rollout: Option<&'a Rollout>,
     all: Vec<(&'a InstanceKey, &'a DesiredInstance)>,
 }
 
@@ -41,7 +41,7 @@ impl<'a> RolloutInstances<'a> {
     ) -> BTreeMap<&'a ProcessKey, RolloutInstances<'a>> {
         let mut found: BTreeMap<&ProcessKey, RolloutInstances<'a>> = BTreeMap::new();
         for (key, want) in desired.instances.iter().filter(|_| !named.is_empty()) {
-            let (declared, Some(rollout)) = (&want.origin.declared, &want.origin.rollout) else { continue };
+            let (declared, rollout) = (&want.origin.declared, want.origin.rollout.as_ref());
             if named.contains(declared) {
                 let of_it =
                     found.entry(declared).or_insert_with(|| RolloutInstances { rollout, all: Vec::new() });
@@ -50,23 +50,24 @@ impl<'a> RolloutInstances<'a> {
         }
         found.values_mut().for_each(|of_it| {
             let rollout = of_it.rollout;
-            of_it.all.sort_by_key(|(key, _)| (rollout.group_of(&key.host), *key));
+            let group = |key: &InstanceKey| rollout.map_or(0, |rollout| rollout.group_of(&key.host));
+            of_it.all.sort_by_key(|(key, _)| (group(key), *key));
         });
         found
     }
 
     /// The names of the stages, and the stage of each instance. Empty stages are left out.
-    fn stages(&self) -> (Vec<String>, HashMap<&'a InstanceKey, usize>) {
-        let canaries = self.rollout.canary.map_or(0, |canary| amount(canary, self.all.len(), 0));
+    fn stages(&self, rollout: &Rollout) -> (Vec<String>, HashMap<&'a InstanceKey, usize>) {
+        let canaries = rollout.canary.map_or(0, |canary| amount(canary, self.all.len(), 0));
         let (mut names, mut of) = (Vec::new(), HashMap::new());
         let mut last: Option<usize> = None;
         for (nth, (key, _)) in self.all.iter().enumerate() {
-            let group = self.rollout.group_of(&key.host);
+            let group = rollout.group_of(&key.host);
             // The canaries are a stage of their own, before the first group.
             let stage = if nth < canaries { 0 } else { group + 1 };
             if last != Some(stage) {
                 last = Some(stage);
-                names.push(match self.rollout.groups.get(group) {
+                names.push(match rollout.groups.get(group) {
                     _ if stage == 0 => "canaries".to_owned(),
                     Some(group) => group.name.clone(),
                     None => "others".to_owned(),
@@ -78,6 +79,11 @@ impl<'a> RolloutInstances<'a> {
     }
 }
 
+/// Why an instance of an aborted rollout does not change.
+pub fn aborted_rollout(process: &ProcessKey) -> String {
+    format!("the rollout of this version was aborted: `abide rollout promote {process}` resumes it")
+}
+
 /// Holds the changes that wait for a promotion, or whose rollout was aborted. Returns the rollouts that wait.
 pub fn hold_stages<'a>(
     found: &mut PlanDraft<'a>,
@@ -87,8 +93,9 @@ pub fn hold_stages<'a>(
 ) -> Vec<RolloutPause> {
     let declared_of = |chain: &Chain<'a>| {
         let origin = &chain.want?.origin;
-        let rollout = origin.rollout.as_ref()?;
-        let is_decided = rollout.pauses || rules.rollouts.contains_key(&origin.declared);
+        let pauses = origin.rollout.as_ref().is_some_and(|rollout| rollout.pauses);
+        // A person may also abort a change without batches.
+        let is_decided = pauses || rules.rollouts.contains_key(&origin.declared);
         (is_decided && is_rolled_out(chain) && !is_repair(chain, observed, rules)).then_some(&origin.declared)
     };
     let named: BTreeSet<&ProcessKey> = found.chains.iter().filter_map(declared_of).collect();
@@ -98,16 +105,13 @@ pub fn hold_stages<'a>(
         let progress = rules.rollouts.get(process).filter(|progress| progress.id == id);
         let is_aborted = progress.is_some_and(|progress| progress.is_aborted);
         if is_aborted {
-            let detail = format!(
-                "the rollout of this version was aborted: `abide rollout promote {process}` resumes it"
-            );
             let is_of_it = |chain: &Chain<'a>| declared_of(chain) == Some(process);
-            hold(found, is_of_it, HoldReason::RolloutAborted, &detail);
+            hold(found, is_of_it, HoldReason::RolloutAborted, &aborted_rollout(process));
         }
-        if !instances.rollout.pauses || is_aborted {
+        let Some(rollout) = instances.rollout.filter(|rollout| rollout.pauses && !is_aborted) else {
             continue;
-        }
-        let (stages, stage_of) = instances.stages();
+        };
+        let (stages, stage_of) = instances.stages(rollout);
         let promoted = progress.map_or(0, |progress| progress.promoted);
         let stage = |chain: &Chain<'a>| stage_of.get(chain.key).copied().unwrap_or(usize::MAX);
         let waits = |chain: &Chain<'a>| declared_of(chain) == Some(process) && stage(chain) > promoted;
@@ -171,10 +175,11 @@ impl<'a> AllowedDisruptions<'a> {
         let changing: BTreeSet<&InstanceKey> = chains.iter().map(|chain| chain.key).collect();
         let mut room = HashMap::new();
         for (process, instances) in RolloutInstances::by_process(desired, named) {
-            let Some(limit) = instances.rollout.max_unavailable else { continue };
+            let Some(rollout) = instances.rollout else { continue };
+            let Some(limit) = rollout.max_unavailable else { continue };
             let mut groups: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
             for (key, want) in &instances.all {
-                let (all, down) = groups.entry(instances.rollout.group_of(&key.host)).or_default();
+                let (all, down) = groups.entry(rollout.group_of(&key.host)).or_default();
                 *all += 1;
                 *down += usize::from(!changing.contains(key) && !is_available(key, want, observed));
             }

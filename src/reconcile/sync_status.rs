@@ -43,6 +43,8 @@ pub fn sync_statuses<'a>(
             let wanted_gone = desired.instances.contains_key(key);
             match moves.contains(key) && (wanted_gone || !ours) {
                 true => SyncStatus::OutOfSync,
+                // Another source declares it: these manifests cannot tell.
+                false if rules.orphans.declared_elsewhere.contains(key) => SyncStatus::Unknown,
                 false if ours && rules.selection.selects(key, None, &seen.labels) => SyncStatus::Orphan,
                 false => SyncStatus::Unknown,
             }

@@ -79,9 +79,12 @@ fn an_invalid_or_untrusted_route_is_an_error_before_anything_starts() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     fs::write(machine.path("bad.json"), "{\"m\": \"{{titel}}\"}").expect("a file");
+    let pipe = std::process::Command::new("mkfifo").arg(machine.path("pipe.json")).status();
+    assert!(pipe.expect("mkfifo").success());
     let url = "url: \"https://hooks.example/s3cret\"";
     for (route, says) in [
         (format!("webhook: {{{url}, template: bad.json}}"), "unknown placeholder {{titel}}"),
+        (format!("webhook: {{{url}, template: pipe.json}}"), "not a regular file"),
         (
             "webhook: {url: \"http://hooks.example/s3cret\"}".to_owned(),
             "refusing plain http to hooks.example",

@@ -114,7 +114,7 @@ struct Scene<S> {
     flags: &'static [&'static str],
 }
 
-const ABIDE_SCENES: [Scene<Machine>; 7] = [
+const ABIDE_SCENES: [Scene<Machine>; 9] = [
     Scene {
         what: "create",
         before: |_| {},
@@ -170,7 +170,28 @@ const ABIDE_SCENES: [Scene<Machine>; 7] = [
         },
         flags: &[],
     },
+    Scene { what: "hooks", before: |m| hooked(m, "1"), after: |m| hooked(m, "2"), flags: &[] },
+    Scene { what: "groups", before: |m| grouped(m, "1"), after: |m| grouped(m, "2"), flags: &[] },
 ];
+
+/// Hooks around its restart.
+fn hooked(machine: &Machine, version: &str) {
+    let hook =
+        |name: &str| format!("{name}: {{run: 'echo {name} x >> {}'}}", machine.path("effects").display());
+    machine.process("x", version, "");
+    let hooks = format!("  hooks: {{{}, {}}}\n", hook("before_stop"), hook("after_start"));
+    machine.declare("x", machine.manifest_text("x") + &hooks);
+}
+
+/// Two instances in a group of which one may be unavailable.
+fn grouped(machine: &Machine, version: &str) {
+    machine.several("x", version);
+    machine.edit("x", "rollout: {batch: 1}", "rollout: {order: [here], max_unavailable: 1}");
+    let host =
+        machine.manifest_text("x").lines().find(|line| line.starts_with("hosts:")).expect("hosts").to_owned();
+    machine.edit("x", &host, "hosts: [{group: here}]");
+    machine.declare("here", format!("apiVersion: abide/v1\nkind: HostGroup\nmeta: {{name: here}}\n{host}\n"));
+}
 
 /// `y`, which starts when `x` is ready.
 fn dependent(machine: &Machine) {

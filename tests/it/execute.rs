@@ -95,7 +95,7 @@ impl Backend for Stub {
         let answer = |order: &Operation| {
             let failed = OperationState::Failed { state: RowState::Other(1), message: "no".to_owned() };
             let fails = self.fails.contains(order.instance.name.to_string().as_str());
-            let result = if fails { failed } else { OperationState::Done };
+            let result = if fails { failed } else { OperationState::Done { note: String::new() } };
             OperationStatus { order: order.id.clone(), instance: order.instance.clone(), result }
         };
         Ok(Task { answered: orders.iter().map(answer).collect(), ..Task::default() })
@@ -155,7 +155,7 @@ async fn execute_with(
         deadline: Instant::now() + Duration::from_secs(600),
         max_parallel: 1000,
         check: |_| None,
-        restraints: watch::channel(ActiveHolds::default()).1,
+        active_holds: watch::channel(ActiveHolds::default()).1,
         stop: stopped,
         origin: None,
     };
@@ -198,7 +198,7 @@ fn a_soak_blocks_no_other_component_and_paused_steps_are_skipped() {
             ("api", 1, "depends_on: [db]"),
         ]);
         let stub = Stub::new();
-        let (tell, restraints) = watch::channel(ActiveHolds::default());
+        let (tell, active_holds) = watch::channel(ActiveHolds::default());
         let pause = async {
             tokio::time::sleep(Duration::from_secs(30)).await;
             let pause = Pause { namespace: None, by: "me".to_owned(), reason: None, until: None };
@@ -206,7 +206,7 @@ fn a_soak_blocks_no_other_component_and_paused_steps_are_skipped() {
         };
         let (store, nothing) = (MemoryStore::default(), Observed::default());
         let done =
-            execute_with(&stub, &store, &all, &nothing, |terms| terms.settings.restraints = restraints);
+            execute_with(&stub, &store, &all, &nothing, |terms| terms.settings.active_holds = active_holds);
         let (done, ()) = tokio::join!(done, pause);
         assert_eq!([stub.sent("10.0.0.1:web:slow"), stub.sent("10.0.0.2:web:slow")], [Some(0), Some(20)]);
         assert_eq!(stub.sent(":api"), Some(0), "it does not wait for what it has nothing to do with");

@@ -80,6 +80,19 @@ fn an_unknown_name_is_an_error_where_something_changes() {
         let (code, _, err) = machine.run(args);
         assert!(code == 0 && err.contains("has no process"), "{args:?}: {code} {err}");
     }
+    // Also of an apply: a typing error must not look like success.
+    for (args, part) in [
+        (&["--include", "web/othr"][..], "did you mean web/other?"),
+        (&["--include", "web/other", "--include", "web/none"], "has no process web/none"),
+        (&["-l", "tier=none"], "no instance matches"),
+        (&["-n", "nowhere"], "no instance matches"),
+        (&["--host", "10.9.9.9"], "no instance matches"),
+    ] {
+        let (code, out, err) = machine.apply(args);
+        assert!(code == 64 && err.contains(part), "{args:?}: {code} {out} {err}");
+        let (code, out, err) = machine.run(&[&["plan", "m"], args].concat());
+        assert_eq!(code, 0, "{args:?}: {out} {err}");
+    }
     // A declared process that does not exist yet has a known name.
     machine.process("new", "1", "");
     machine.edit("new", "start_cmd: \"echo start new 1", "start_cmd: \"exit 3; echo start new 1");

@@ -324,3 +324,22 @@ fn watch_runs_hooks_for_changes_and_for_drift_only_if_they_ask() {
     watch::stop_directly(&machine, "a");
     until("the hooks ran for the repair", || hooks() == "ready\ndrain\ndrain\nready\ndrain\nready\n");
 }
+
+#[test]
+fn an_apply_shows_a_failure_that_its_hook_ignores() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let hooks = "  hooks: {before_stop: {run: 'echo busy; exit 4', on_failure: ignore}}\n";
+    machine.declare("a", machine.manifest_text("a") + hooks);
+    let (code, out, err) = machine.apply(&[]);
+    assert!(code == 0 && !out.contains("ignored"), "{out} {err}");
+    machine.edit("a", "start a 1", "start a 2");
+    let (code, out, err) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("    ignored: before_stop ended with 4: busy\n"), "{code} {out} {err}");
+    machine.edit("a", "start a 2", "start a 3");
+    let (code, out, err) = machine.apply(&["-o", "json"]);
+    let report: Value = serde_json::from_str(&out).expect("JSON");
+    let outcome = &report["outcomes"][0];
+    assert_eq!((code, &outcome["outcome"]), (0, &"Done".into()), "{err}");
+    assert_eq!(outcome["message"], "ignored: before_stop ended with 4: busy");
+}

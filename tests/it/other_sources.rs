@@ -52,6 +52,40 @@ fn a_process_of_another_source_is_not_pruned() {
 }
 
 #[test]
+fn a_process_of_another_source_is_shown_as_declared() {
+    let machine = Machine::new();
+    declare(&machine, "a", "x", "1");
+    declare(&machine, "b", "y", "1");
+    declare(&machine, "b", "z", "1");
+    apply(&machine, "all/a", &[]);
+    apply(&machine, "all/b", &[]);
+    let syncs = || {
+        let rows = machine.rows().into_iter();
+        rows.map(|(name, row)| format!("{name} {}", row["sync"].as_str().unwrap_or_default()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(syncs(), ["x InSync", "y InSync", "z InSync"]);
+    // Its own orphan is one, in every output.
+    fs::remove_file(machine.path("all/b/z.yaml")).expect("a file");
+    let (code, out, err) = machine.run(&["plan", "all/b"]);
+    assert!(code == 0 && out.contains("in no manifest: web/z (1); --prune would remove them"), "{out} {err}");
+    let (_, out, err) = machine.run(&["get", "orphans", "all/b", "-o", "name"]);
+    assert_eq!(out.lines().collect::<Vec<_>>(), ["0:127.0.0.1:web:z"], "{err}");
+    apply(&machine, "all/b", &[]);
+    assert_eq!(syncs(), ["x InSync", "y InSync", "z Orphan"]);
+    // A drifted process of another source is not hidden.
+    assert_eq!(machine.run(&["kill", "web/x"]).0, 0);
+    assert_eq!(machine.run(&["release", "web/x"]).0, 0);
+    let (code, out, err) = machine.run(&["status", "--check"]);
+    assert!(code == 3 && out.contains("web:x"), "{code} {out} {err}");
+    // A process that its source no longer has is not missed.
+    apply(&machine, "all/b", &["--prune", "--accept-source", "--max-delete", "2"]);
+    assert_eq!(running(&machine), ["y"]);
+    let (code, out, err) = machine.run(&["status", "--check"]);
+    assert!(code == 0, "{out} {err}");
+}
+
+#[test]
 fn watch_does_not_prune_another_source() {
     let machine = Machine::new();
     declare(&machine, "a", "x", "1");

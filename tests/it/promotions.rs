@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use abide::model::{HoldReason, InstanceKey, Op, ProcessKey, Rollout, RolloutGroup, RolloutProgress};
+use abide::model::{
+    Amount, AutoType, HoldReason, InstanceKey, Op, ProcessKey, Rollout, RolloutGroup, RolloutProgress,
+};
 use abide::reconcile::EffectTable;
 use serde_json::Value;
 
@@ -107,7 +109,8 @@ fn watch_continues_after_a_promotion() {
     let machine = Machine::new();
     let _up = system(&machine);
     version(&machine, "1", PAUSES);
-    let _watch = machine.start(&["watch", "m", "--interval", "1s", "--listen", "127.0.0.1:0"], "watch.log");
+    // Neither the interval nor a change at the target causes the pass.
+    let _watch = machine.start(&["watch", "m", "--interval", "1h", "--listen", "127.0.0.1:0"], "watch.log");
     for count in 1..=3 {
         until("a stage is done", || started(&machine, "1").len() == count);
         if count < 3 {
@@ -115,6 +118,95 @@ fn watch_continues_after_a_promotion() {
         }
     }
     assert_eq!(started(&machine, "1"), GROUPS.map(|(_, ip)| ip));
+}
+
+/// Batches of one whose soak never ends in a test.
+const ENDLESS: &str = "{batch: 1, soak: 1h}";
+
+#[test]
+fn an_abort_ends_a_running_apply_where_it_is() {
+    let machine = Machine::new();
+    let _up = system(&machine);
+    version(&machine, "1", "{}");
+    expect(&machine, &["apply", "m", "--yes"], 0, "converged");
+    version(&machine, "2", ENDLESS);
+    let mut apply = machine.start(&["apply", "m", "--yes", "--timeout", "2h"], "apply.log");
+    until("the first batch soaks", || read_log(&machine, "apply.log").contains("soaking"));
+    expect(&machine, &["rollout", "abort", "web/api", "--reason", "errors"], 0, "aborted");
+    assert_eq!(apply.0.wait().expect("it ends").code(), Some(3));
+    let log = read_log(&machine, "apply.log");
+    assert!(log.contains("the rollout of this version was aborted"), "{log}");
+    assert_eq!(started(&machine, "2").len(), 1, "{log}");
+    expect(&machine, &["apply", "m", "--yes"], 3, "RolloutAborted");
+    // Undo needs no end of the soak, either: it aborts the apply, and then has its lease.
+    expect(&machine, &["rollout", "promote", "web/api"], 0, "promoted");
+    let mut apply = machine.start(&["apply", "m", "--yes", "--timeout", "2h"], "again.log");
+    until("the second batch soaks", || read_log(&machine, "again.log").matches("soaking").count() > 0);
+    expect(&machine, &["rollout", "undo", "web/api", "--yes"], 0, "converged");
+    assert_eq!(apply.0.wait().expect("it ends").code(), Some(3));
+    assert_eq!(started(&machine, "1").len(), 3 + started(&machine, "2").len(), "each one is back");
+}
+
+#[test]
+fn an_abort_ends_a_rollout_of_watch_until_it_is_promoted() {
+    let machine = Machine::new();
+    let _up = system(&machine);
+    version(&machine, "1", "{}");
+    expect(&machine, &["apply", "m", "--yes"], 0, "converged");
+    version(&machine, "2", ENDLESS);
+    let _watch = machine.start(&["watch", "m", "--interval", "1h", "--listen", "127.0.0.1:0"], "watch.log");
+    until("the first batch soaks", || read_log(&machine, "watch.log").contains("soaking"));
+    expect(&machine, &["rollout", "abort", "web/api"], 0, "aborted");
+    until("the others are held", || read_log(&machine, "watch.log").contains("RolloutAborted"));
+    assert_eq!(started(&machine, "2").len(), 1);
+    // The soak belongs to the rollout, not to the version.
+    machine.edit("api", "soak: 1h", "soak: 0s");
+    until("the new manifest is read", || {
+        read_log(&machine, "watch.log").matches("read 3 instances").count() > 1
+    });
+    expect(&machine, &["rollout", "promote", "web/api"], 0, "promoted");
+    until("the rollout continues", || started(&machine, "2").len() == 3);
+}
+
+/// The abort of a version stops its rollout, not the repair of the instances that have it.
+#[test]
+fn an_aborted_version_is_still_repaired() {
+    let machine = Machine::new();
+    let _up = system(&machine);
+    version(&machine, "1", "{}");
+    expect(&machine, &["apply", "m", "--yes"], 0, "converged");
+    version(&machine, "2", PAUSES);
+    expect(&machine, &["apply", "m", "--yes"], 5, "stage 1 of 3");
+    expect(&machine, &["rollout", "promote", "web/api"], 0, "promoted");
+    expect(&machine, &["apply", "m", "--yes"], 5, "stage 2 of 3");
+    expect(&machine, &["rollout", "abort", "web/api"], 0, "aborted");
+    for ip in ["127.0.0.1", "127.0.0.2"] {
+        assert_eq!(machine.run(&["stop", &format!("web/api@{ip}")]).0, 0);
+    }
+    assert_eq!(machine.run(&["release", "web/api"]).0, 0);
+    // One after the other, with a soak: later steps begin after holds and decisions were read again.
+    machine.edit("api", "pause: promoted", "batch: 1, soak: 2s");
+    expect(&machine, &["apply", "m", "--yes"], 3, "RolloutAborted");
+    assert_eq!(started(&machine, "2").len(), 4);
+}
+
+/// `watch` must not repeat what a person undid, also without batches.
+#[test]
+fn a_change_without_batches_can_be_aborted_and_undone() {
+    let machine = Machine::new();
+    let _up = system(&machine);
+    version(&machine, "1", "{}");
+    machine.edit("api", "rollout: {}\n", "");
+    let apply = ["apply", "m", "--yes"];
+    expect(&machine, &apply, 0, "converged");
+    machine.edit("api", " 1 >>", " 2 >>");
+    expect(&machine, &apply, 0, "converged");
+    expect(&machine, &["rollout", "undo", "web/api", "--yes"], 0, "converged");
+    assert_eq!(started(&machine, "1").len(), 6);
+    expect(&machine, &apply, 3, "RolloutAborted");
+    expect(&machine, &["rollout", "promote", "web/api"], 0, "promoted");
+    expect(&machine, &apply, 0, "converged");
+    assert_eq!(started(&machine, "2").len(), 6);
 }
 
 /// A controller that is killed at any step neither skips a pause nor starts an instance twice.
@@ -179,6 +271,52 @@ fn an_invalid_order_is_a_problem() {
     expect(&machine, &["validate", "m"], 65, "rollout.order names \"eu\" twice");
     machine.edit("api", "order: [eu, eu], ", "");
     expect(&machine, &["validate", "m"], 65, "rollout.pause needs `canary` or `order`");
+}
+
+/// Law: no wave makes more instances of a group unavailable than the rollout allows, with those that are down already.
+#[test]
+fn a_wave_makes_no_more_instances_unavailable_than_allowed() {
+    let (waves, held) = (std::cell::Cell::new(0_usize), std::cell::Cell::new(0_usize));
+    in_every_world(|world| {
+        let all = BTreeSet::from_iter(hosts().into_iter().map(|host| host.key));
+        let groups = vec![RolloutGroup { name: "all".to_owned(), hosts: all }];
+        for want in world.desired.instances.values_mut() {
+            let rollout = Rollout {
+                groups: groups.clone(),
+                max_unavailable: Some(Amount::Count(1)),
+                ..Rollout::default()
+            };
+            Arc::make_mut(&mut want.origin).rollout = Some(rollout);
+        }
+        let (plan, observed) = (world.plan(), world.observe());
+        held.set(
+            held.get() + plan.held.iter().filter(|held| held.reason == HoldReason::MaxUnavailable).count(),
+        );
+        let runs =
+            |key: &InstanceKey| observed.instances.get(key).is_some_and(|seen| seen.running == Some(true));
+        let disturbs =
+            |step: &&abide::model::Step| matches!(step.op, Op::Stop | Op::Kill | Op::Restart | Op::Reload);
+        for wave in &plan.waves {
+            let mut down: BTreeMap<&ProcessKey, BTreeSet<&InstanceKey>> = BTreeMap::new();
+            for step in wave.steps.iter().filter(disturbs) {
+                let Some(want) = world.desired.instances.get(&step.instance) else { continue };
+                let is_service = want.spec.monitor.auto_type == AutoType::Resident;
+                if is_service && want.origin.state.needs_start() && runs(&step.instance) {
+                    down.entry(&want.origin.declared).or_default().insert(&step.instance);
+                }
+            }
+            waves.set(waves.get() + down.len());
+            for (process, instances) in down {
+                assert!(
+                    instances.len() <= 1,
+                    "{process}: {instances:?} in\n{}{}",
+                    shown(&plan),
+                    drawn(world)
+                );
+            }
+        }
+    });
+    assert!(waves.get() > 100 && held.get() > 100, "{} {}", waves.get(), held.get());
 }
 
 /// Law: no instance changes its version before every earlier group is promoted, and promotions complete every rollout.

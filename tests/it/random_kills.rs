@@ -31,6 +31,8 @@ enum Kind {
     Logged,
     /// A health probe that hangs is in flight at every kill.
     Probed,
+    /// Its hooks run at least once per restart.
+    Hooked,
 }
 
 impl Kind {
@@ -78,6 +80,14 @@ impl Subject {
                 spec["health"] = json!({"cmd": probe, "interval": 1, "timeout": 600});
                 spec
             }
+            Kind::Hooked => {
+                let here = system.folder.path().display().to_string();
+                let hook =
+                    |hook: &str| json!({"run": format!("sleep 0.05; echo {round} >> {here}/{name}.{hook}")});
+                let mut spec = system.spec(name, &format!("{counts}; exec sleep 1000"));
+                spec["hooks"] = json!({"before_stop": hook("stops"), "after_start": hook("started")});
+                spec
+            }
         }
     }
 
@@ -85,7 +95,7 @@ impl Subject {
         match self.kind {
             Kind::OneShot => 0,
             _ if round == 0 => 0,
-            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree | Kind::Logged => 7,
+            Kind::Restarted | Kind::RestartedDaemon | Kind::RestartedTree | Kind::Logged | Kind::Hooked => 7,
             Kind::Reloaded | Kind::Replaced | Kind::Probed => 8,
         }
     }
@@ -130,6 +140,17 @@ impl Subject {
                 until(&format!("one probe: {context}"), || {
                     processes().iter().filter(|pid| is_probe(pid)).count() == 1
                 });
+            }
+            Kind::Hooked => {
+                let ran = |hook: &str, of: usize| {
+                    let text =
+                        std::fs::read_to_string(system.path(&format!("{name}.{hook}"))).unwrap_or_default();
+                    text.lines().any(|line| line == of.to_string())
+                };
+                assert!(ran("started", round), "after_start: {context}");
+                // A restart runs the hook of the program that it stops.
+                assert!(round == 0 || ran("stops", round - 1), "before_stop: {context}");
+                until(&format!("one process: {context}"), || tree_of(system, name) == 1);
             }
             Kind::OneShot | Kind::Restarted | Kind::RestartedDaemon | Kind::Reloaded => {}
         }
@@ -177,6 +198,7 @@ fn operations_take_effect_once_though_the_agent_is_killed_at_random() {
         Kind::Replaced,
         Kind::Logged,
         Kind::Probed,
+        Kind::Hooked,
     ];
     let subjects: Vec<Subject> = (0..3 * kinds.len())
         .map(|nth| Subject { name: format!("p{nth}"), kind: kinds[nth % kinds.len()] })

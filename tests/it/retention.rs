@@ -99,7 +99,7 @@ async fn without_a_ledger_nothing_is_started() {
     };
     let plan = Plan { waves: vec![Wave { steps: vec![step], ..Wave::default() }], ..Plan::default() };
     let (_stays, stop) = watch::channel(false);
-    let (_free, restraints) = watch::channel(ActiveHolds::default());
+    let (_free, active_holds) = watch::channel(ActiveHolds::default());
     let settings = ExecutionSettings {
         owner: "team".to_owned(),
         target: "it".to_owned(),
@@ -109,7 +109,7 @@ async fn without_a_ledger_nothing_is_started() {
         max_parallel: 10,
         check: |_| None,
         stop,
-        restraints,
+        active_holds,
         origin: None,
     };
     let terms = ExecutionContext::new(settings, &Desired::default(), &Observed::default(), &plan);

@@ -40,6 +40,7 @@ fn a_failed_first_rollout_leaves_nothing_behind() {
     assert_eq!(machine.effects(), ["1"], "the canary only");
     let junit = std::fs::read_to_string(machine.path("report.xml")).expect("a report");
     assert!(junit.contains("<failure") && junit.contains(REASON), "{junit}");
+    assert!(junit.contains("name=\"roll back: stop 0:127.0.0.1:web:web_1\""), "{junit}");
     let entry = &history(&machine)[0];
     assert_eq!(entry["exit"], 7, "{entry}");
     assert!(entry["steps"][0]["message"].as_str().is_some_and(|text| text.contains(REASON)), "{entry}");

@@ -83,7 +83,7 @@ impl<'a> Controller<'a> {
         for (order, step) in orders.iter().zip(firsts.values()) {
             let result = answers.iter().find(|answer| answer.order == order.id).map(|answer| &answer.result);
             let expected = match result {
-                Some(OperationState::Done) => expectations::after(
+                Some(OperationState::Done { .. }) => expectations::after(
                     step,
                     observed.instances.get(&step.instance),
                     "default",

@@ -369,7 +369,7 @@ impl Script<'_> {
         }
         self.watch_held(shown);
         // Held instances are changed after the release, all of them.
-        self.target.restraints.lock().expect("a lock").clone_from(&Default::default());
+        self.target.interventions.lock().expect("a lock").clone_from(&Default::default());
         self.pass(120 + 2 * self.target.caps().lag_secs).await;
         self.is_as_wanted(&desired, shown);
     }
@@ -397,7 +397,7 @@ impl Script<'_> {
                 shown()
             );
         }
-        if self.target.restraints.lock().expect("a lock").0.is_empty() && !self.target.is_paused() {
+        if self.target.interventions.lock().expect("a lock").0.is_empty() && !self.target.is_paused() {
             assert!(plan.held.is_empty(), "{:#?}\n{}", plan.held, shown());
         }
     }
@@ -436,24 +436,24 @@ impl Script<'_> {
 
     fn hold(&mut self) {
         let (key, now) = (self.any_key(), self.now());
-        let mut restraints = self.target.restraints.lock().expect("a lock");
+        let mut interventions = self.target.interventions.lock().expect("a lock");
         if self.chance.u32(..4) == 0 {
             let pause = Pause { namespace: None, by: "ann".to_owned(), reason: None, until: None };
-            restraints.1 = vec![pause];
+            interventions.1 = vec![pause];
             for key in self.launches.keys() {
                 self.held.entry(key.clone()).or_insert((now, None));
             }
             return;
         }
         let hold = Hold { instance: key.clone(), by: "ann".to_owned(), reason: None, until: None };
-        restraints.0.push(hold);
+        interventions.0.push(hold);
         self.held.entry(key).or_insert((now, None));
     }
 
     fn release(&mut self, shown: &impl Fn() -> String) {
         self.watch_held(shown);
         self.held.clear();
-        *self.target.restraints.lock().expect("a lock") = Default::default();
+        *self.target.interventions.lock().expect("a lock") = Default::default();
     }
 
     fn watch_held(&mut self, shown: &impl Fn() -> String) {

@@ -123,7 +123,7 @@ impl Controller<'_> {
             deadline: Instant::now() + Duration::from_secs(300),
             max_parallel: 1000,
             check: |_| None,
-            restraints: watch::channel(ActiveHolds::default()).1,
+            active_holds: watch::channel(ActiveHolds::default()).1,
             stop: stopped,
             origin: None,
         };

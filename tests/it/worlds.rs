@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abide::model::{
-    Amount, AutoType, Desired, DesiredInstance, HoldReason, HostKey, InstanceKey, KnownSpec,
+    Amount, AutoType, Desired, DesiredInstance, Health, HoldReason, HostKey, InstanceKey, KnownSpec,
     ObservedInstance, OnChange, Op, Plan, ProcessKey, Protection, Rule, SpecSide, State, Step,
 };
-use abide::reconcile::{EffectTable, Expected, changes, expectations};
+use abide::reconcile::{EffectTable, Expected, changes, expectations, reconcile};
 
 use crate::fixtures::world::*;
 
@@ -283,6 +283,54 @@ fn orphans_of_other_sources_and_protected_orphans_stay() {
         }
     });
     assert!(spared.get() > 0 || std::env::var("ABIDE_SEED").is_ok(), "no orphan was planned");
+}
+
+/// A service that is starting or unhealthy, and a run in progress, are not ready: their dependents wait, unless the plan
+/// changes the dependency first.
+#[test]
+fn dependents_wait_for_what_is_pending() {
+    let held = std::cell::Cell::new(0_usize);
+    in_every_world(|world| {
+        let mut observed = world.observe();
+        let mut pending: BTreeSet<InstanceKey> = BTreeSet::new();
+        for (key, seen) in observed.instances.iter_mut().filter(|(_, seen)| seen.running == Some(true)) {
+            let kind = world.desired.instances.get(key).map(|want| want.spec.monitor.auto_type);
+            if kind == Some(AutoType::OneShot) {
+                pending.insert(key.clone());
+            } else if world.dice.one_in(2) {
+                seen.health = world.dice.pick(&[Health::Starting, Health::Degraded]);
+                pending.insert(key.clone());
+            }
+        }
+        let plan = reconcile(&world.desired, &observed, &world.rules, &world.now);
+        held.set(held.get() + count(&plan, HoldReason::WaitingForDependency));
+        let mut changed: BTreeSet<&InstanceKey> = BTreeSet::new();
+        for wave in &plan.waves {
+            for step in wave.steps.iter().filter(|step| step.op == Op::Start) {
+                let Some(want) = world.desired.instances.get(&step.instance) else { continue };
+                for name in &want.origin.depends_on {
+                    for (key, _) in declared_instances(&world.desired, name, &step.instance.host) {
+                        let is_ready = !pending.contains(key) || changed.contains(key);
+                        assert!(
+                            is_ready,
+                            "{} starts before {key} is ready:\n{}{}",
+                            step.instance,
+                            shown(&plan),
+                            drawn(world)
+                        );
+                    }
+                }
+            }
+            let brings_up =
+                |step: &&Step| matches!(step.op, Op::Start | Op::Restart | Op::Reload | Op::Supervise);
+            changed.extend(wave.steps.iter().filter(brings_up).map(|step| &step.instance));
+        }
+    });
+    assert!(held.get() > 100 || std::env::var("ABIDE_SEED").is_ok(), "{} dependents waited", held.get());
+}
+
+fn count(plan: &Plan, reason: HoldReason) -> usize {
+    plan.held.iter().filter(|held| held.reason == reason).count()
 }
 
 /// Waves respect dependencies: what starts finds running what it depends on, and what stops leaves nothing behind

@@ -118,6 +118,9 @@ pub(super) struct TaskWire {
     pub(super) task_id: String,
 }
 
+/// Begins the message of a success that has a note.
+const SUCCESS_NOTE: &str = "success; ";
+
 #[derive(Deserialize)]
 pub(super) struct RowWire {
     error_code: i64,
@@ -128,7 +131,10 @@ pub(super) struct RowWire {
 impl RowWire {
     pub(super) fn outcome(&self) -> OperationState {
         match RowCode(self.error_code) {
-            RowCode::DONE => OperationState::Done,
+            RowCode::DONE => {
+                let note = self.error_msg.strip_prefix(SUCCESS_NOTE).unwrap_or_default();
+                OperationState::Done { note: note.to_owned() }
+            }
             RowCode::RUNNING | RowCode::STOPPING => OperationState::InProgress,
             code => OperationState::Failed { state: RowState::of(code), message: self.error_msg.clone() },
         }

@@ -185,7 +185,7 @@ enum CallAnswer {
 
 fn outcome(row: &Row) -> OperationState {
     match row.code() {
-        RowCode::DONE => OperationState::Done,
+        RowCode::DONE => OperationState::Done { note: String::new() },
         RowCode::RUNNING | RowCode::STOPPING => OperationState::InProgress,
         code => OperationState::Failed { state: RowState::of(code), message: row.error_msg.clone() },
     }

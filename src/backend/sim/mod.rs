@@ -210,7 +210,7 @@ impl Inner {
         for (_, task, order, extra_effects) in due {
             happened = true;
             let result = self.carry_out(&order);
-            if extra_effects && result == OperationState::Done {
+            if extra_effects && matches!(result, OperationState::Done { .. }) {
                 *self.extra_effects.entry(order.instance.clone()).or_default() += 1;
             }
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
@@ -243,7 +243,7 @@ impl Inner {
             return OperationState::Failed { state, message: message.to_owned() };
         }
         match self.fleet.carry_out(order) {
-            Ok(()) => OperationState::Done,
+            Ok(()) => OperationState::Done { note: String::new() },
             Err(error) => {
                 OperationState::Failed { state: RowState::CommandFailed, message: error.to_string() }
             }

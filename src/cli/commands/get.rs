@@ -18,9 +18,12 @@ use crate::cli::{Exit, Failure};
 use crate::clock::now;
 use crate::contract::{HoldRow, HostCertificate, HostEntry, ListedProcess, TargetProcess};
 use crate::control::suspended;
+use crate::engine::other_sources::desired_elsewhere;
+use crate::engine::stored_revisions;
 use crate::manifest::{self, Limits};
 use crate::model::{Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
 use crate::reconcile::SyncStatus;
+use crate::source::git::work_tree;
 
 /// List processes, hosts, tasks, holds or orphans
 ///
@@ -95,7 +98,7 @@ pub enum Form {
 pub const SKEW_MS: i64 = 2_000;
 
 pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let declared = DeclaredProcesses::read(args, printer)?;
+    let mut declared = DeclaredProcesses::read(args, printer)?;
     let runtime = runtime()?;
     let live = args.target.connect(LocalStart::Never)?;
     if let Some(note) = live.as_ref().and_then(ConnectedTarget::list_note).filter(|_| args.lists_processes())
@@ -104,6 +107,9 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
     }
     if live.is_none() {
         warn_not_running(&args.target, printer)?;
+    }
+    if let Some(live) = &live {
+        runtime.block_on(declared.add_other_sources(args, live));
     }
     let mut last = None;
     loop {
@@ -228,7 +234,7 @@ async fn holds(
     selection: &Selection,
     names: &DeclaredNames,
 ) -> Result<Vec<Value>, Failure> {
-    let (holds, pauses) = live.restraints().await?;
+    let (holds, pauses) = live.holds_and_pauses().await?;
     // A hold has no labels: those of its instance are compared.
     let seen = match &selection.labels {
         Some(_) => live.observe_with(selection.named_namespaces()).await?.instances,
@@ -283,6 +289,15 @@ impl DeclaredProcesses {
         let owner = args.owner.as_deref().or(named).unwrap_or("default");
         let instances = loaded.desired.instances.keys().cloned().collect();
         Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
+    }
+
+    /// Adds the instances that other sources of the owner declare: they are not orphans of these manifests.
+    async fn add_other_sources(&mut self, args: &GetArgs, live: &ConnectedTarget) {
+        let Some(owner) = &self.owner else { return };
+        let (source, limits) = (work_tree::of_paths(&args.paths), Limits::default());
+        let stored = stored_revisions::list(&live.state, owner).await.unwrap_or_default();
+        let elsewhere = desired_elsewhere(&live.state, owner, &source, &stored, &limits).await;
+        self.instances.extend(elsewhere.unwrap_or_default().0.into_keys());
     }
 
     /// The row of an orphan, with the reason. `None`: the process has an owner or a manifest.

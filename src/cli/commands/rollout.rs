@@ -17,11 +17,10 @@ use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::contract::{HistoryEntry, RolloutRow};
 use crate::engine::other_sources::contains;
-use crate::engine::rollout_records::{self, RolloutDecision, RolloutRecord};
+use crate::engine::rollout_records::{self, RolloutDecision, RolloutRecord, version_of};
 use crate::engine::{history, stored_revisions};
 use crate::manifest::{self, did_you_mean};
 use crate::model::{Desired, ProcessKey};
-use crate::reconcile::rollout_id;
 
 /// Show, promote, abort or undo rollouts
 ///
@@ -156,7 +155,8 @@ async fn status(
     let columns = ["PROCESS", "STATE", "STAGE", "OF", "AT", "BY", "REASON"];
     let mut table = Table::new(columns.map(|name| (name, Align::Left)));
     for one in rows {
-        let stage = one.stage.unwrap_or_else(|| "done".to_owned());
+        let is_done = one.state == RolloutDecision::Promoted.word();
+        let stage = one.stage.unwrap_or_else(|| if is_done { "done" } else { "-" }.to_owned());
         let (by, reason) = (one.by.unwrap_or_default(), one.reason.unwrap_or_default());
         let cells = [one.process, one.state, stage, one.stages.join(" > "), one.at, by, reason];
         table.row(cells.iter().map(|text| visible(text)).collect());
@@ -288,13 +288,6 @@ async fn undo(
     }
     let message = format!("no stored revision has an earlier version of {process}");
     Err(Failure::new(Exit::Failed, message).hint("`abide rollout abort` stops the rollout where it is"))
-}
-
-/// The id of a process's version; `None`: it is not declared.
-fn version_of(desired: &Desired, process: &ProcessKey) -> Option<String> {
-    let mut wants = desired.instances.values().filter(|want| want.origin.declared == *process).peekable();
-    wants.peek()?;
-    Some(rollout_id(wants))
 }
 
 fn unknown(process: &ProcessKey, desired: &Desired, owner: &str) -> Failure {

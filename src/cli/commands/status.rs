@@ -116,7 +116,7 @@ impl StatusView {
         let hosts = live.hosts(&observed).await?;
         let mut statuses = statuses(live).await?;
         let active = active_revisions(live, &observed, &statuses).await?;
-        let (holds, pauses) = live.restraints().await?;
+        let (holds, pauses) = live.holds_and_pauses().await?;
         if !selection.is_everything() {
             let declared = DeclaredNames::read(live).await;
             let none = BTreeMap::new();
@@ -188,9 +188,9 @@ impl StatusView {
             missing => text.push_str(&format!(", {missing} without an agent\n")),
         }
         text.push_str(&format!("{}, {} running", count(self.processes, "process"), self.running));
-        let restraints = [(self.holds, "hold"), (self.pauses, "pause")];
-        let restraints = restraints.into_iter().filter(|(n, _)| *n > 0);
-        text.extend(restraints.map(|(n, what)| format!(", {}", count(n, what))));
+        let parts = [(self.holds, "hold"), (self.pauses, "pause")];
+        let parts = parts.into_iter().filter(|(n, _)| *n > 0);
+        text.extend(parts.map(|(n, what)| format!(", {}", count(n, what))));
         text.push('\n');
         for OwnerRevision { owner, revision: active, is_compared } in &self.active {
             let commit =

@@ -97,6 +97,12 @@ impl ConnectedTarget {
                 Failure::refused("StalePlan", message()).hint("apply again, and review the new plan")
             }
             ApplyError::NotApproved => Failure::refused("NoApproval", message()),
+            ApplyError::NothingSelected { meant, .. } => {
+                Failure::new(Exit::Usage, message()).hint(match meant {
+                    Some(meant) => format!("did you mean {meant}?"),
+                    None => "`abide get processes` lists them".to_owned(),
+                })
+            }
         }
     }
 
@@ -182,7 +188,7 @@ impl ConnectedTarget {
     }
 
     /// Holds and pauses that have not expired. An entry that cannot be read holds what its key names.
-    pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
+    pub async fn holds_and_pauses(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
         self.active_holds().await.map_err(|error| self.target_failure(&error))
     }
 

@@ -174,6 +174,10 @@ fn template(what: &str, file: &Path) -> Result<MessageTemplate, Failure> {
     use std::io::Read;
     let failed =
         |why: String| Failure::new(Exit::Usage, format!("{what}: template {}: {why}", file.display()));
+    // A FIFO would block the reader.
+    if std::fs::metadata(file).is_ok_and(|meta| !meta.is_file()) {
+        return Err(failed("not a regular file".to_owned()));
+    }
     let mut text = String::new();
     std::fs::File::open(file)
         .and_then(|file| file.take(MAX_TEMPLATE).read_to_string(&mut text))

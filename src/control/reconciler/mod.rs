@@ -22,7 +22,7 @@ mod resolver;
 mod retries;
 mod writer;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -39,7 +39,8 @@ use super::event::{ControllerEvent, EventSink};
 use super::executor::WorkItem;
 use super::in_flight::InFlightPlans;
 use super::{ControllerConfig, HoldsAndPauses, PassResult, Target};
-use crate::model::{Desired, InstanceKey, ManifestRevision, Plan, Time};
+use crate::engine::rollout_records;
+use crate::model::{Desired, InstanceKey, ManifestRevision, Plan, ProcessKey, RolloutProgress, Time};
 use crate::observe::{Observation, ObservedCache, SearchCache};
 use crate::source::{Source, SourceState};
 use crate::store::Lease;
@@ -57,8 +58,14 @@ pub struct Reconciler<'a, T> {
     pub(super) observed_cache: ObservedCache,
     /// Old specs that were found in the git history.
     old_specs: SearchCache,
-    /// Holds and pauses of the last pass.
-    holds: Option<HoldsAndPauses>,
+    /// Decisions of persons as of the last pass.
+    decisions: Option<Decisions>,
+}
+
+/// Decisions of persons: holds, pauses, and progress of rollouts.
+struct Decisions {
+    holds: HoldsAndPauses,
+    rollouts: BTreeMap<ProcessKey, RolloutProgress>,
 }
 
 /// The revision of the last pass.
@@ -89,7 +96,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             in_flight: InFlightPlans::default(),
             observed_cache: ObservedCache::default(),
             old_specs: SearchCache::default(),
-            holds: None,
+            decisions: None,
         }
     }
 
@@ -102,11 +109,15 @@ impl<'a, T: Target> Reconciler<'a, T> {
         self.retries.is_due(self.now()) || self.recovery.is_due()
     }
 
-    /// Whether holds, pauses or the pin changed since the last pass. An unreadable store counts as unchanged.
-    pub async fn holds_or_pin_changed(&self) -> bool {
-        let Some(known) = &self.holds else { return false };
-        self.context.target.active_holds().await.is_ok_and(|now| now != *known)
-            || !self.resolver.is_pin_current(self.context).await.unwrap_or(true)
+    /// Whether a decision of a person changed since the last pass: a hold, a pause, a pin, or a promotion, abort or undo of a
+    /// rollout. An unreadable store counts as unchanged.
+    pub async fn decisions_changed(&self) -> bool {
+        let Some(known) = &self.decisions else { return false };
+        let context = self.context;
+        let decided = rollout_records::read(context.state(), context.owner()).await;
+        context.target.active_holds().await.is_ok_and(|now| now != known.holds)
+            || decided.is_ok_and(|now| rollout_records::progress(&now) != known.rollouts)
+            || !self.resolver.is_pin_current(context).await.unwrap_or(true)
     }
 
     pub fn emit_relaunched(&mut self) {

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use super::Reconciler;
 use super::choice::Disabled;
 use super::context::PassError;
+use super::{Decisions, Reconciler};
 use crate::clock;
 use crate::control::backoff::BackoffHold;
 use crate::control::event::ControllerEvent;
@@ -38,7 +38,6 @@ impl<T: Target> Reconciler<'_, T> {
                 return Err(why.into());
             }
         };
-        self.holds = Some(holds.clone());
         let decided = async {
             let exceptions = self.prune_exceptions().await?;
             Ok::<_, Error>((exceptions, rollout_records::read(context.state(), context.owner()).await?))
@@ -50,6 +49,7 @@ impl<T: Target> Reconciler<'_, T> {
                 return Err(why.into());
             }
         };
+        self.decisions = Some(Decisions { holds: holds.clone(), rollouts: decisions.clone() });
         let now = clock::at(context.target.now(), &manifests.desired);
         let backoff = &mut self.retries.backoff;
         backoff.record_observation(&manifests.desired, &world.observed, now.at, &mut fastrand::f64);

@@ -262,9 +262,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             return Some("deadline passed before the step was sent".to_owned());
         }
         let is_begun = self.outcomes.begun.contains(&step.instance);
-        if let Some(reason) =
-            self.terms.settings.restraints.borrow().hold_reason(&step.instance, step.from.as_ref(), is_begun)
-        {
+        let held = self.terms.settings.active_holds.borrow().hold_reason(
+            &step.instance,
+            step.from.as_ref(),
+            is_begun,
+        );
+        if let Some(reason) = held.or_else(|| self.terms.aborted(&step.instance).filter(|_| !is_begun)) {
             // Processes that depend on the skipped start are skipped, too.
             if step.op == Op::Start {
                 self.terms.dependencies.name_instance(&step.instance, &mut self.outcomes.not_started);

@@ -72,7 +72,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         for OperationStatus { order, result, .. } in answers {
             let (state, message) = match result {
                 OperationState::InProgress => continue,
-                OperationState::Done => (RowState::Done, String::new()),
+                OperationState::Done { note } => (RowState::Done, note),
                 OperationState::Failed { state, message } => (state, message),
             };
             let Some(step) = flight.steps.remove(&order) else { continue };
@@ -84,7 +84,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Maps a row's state to an outcome. Some states mean that there was nothing to do.
     fn outcome_of(&self, step: &Step, state: RowState, message: String) -> (StepOutcome, String) {
         match (step.op, state) {
-            (_, RowState::Done) => (StepOutcome::Done, String::new()),
+            (_, RowState::Done) => (StepOutcome::Done, message),
             // Without our label or ledger entry these mean that another owner has it.
             (Op::Start, RowState::AlreadyRunning) if self.is_foreign(step) => {
                 (StepOutcome::Failed, format!("{RUNS_ALREADY} ({message})"))

@@ -257,7 +257,7 @@ impl Shared {
             return None;
         }
         let found = read_with(&lock(&self.reader), &self.sealer);
-        Some(found.map_err(|fault| fault.understand(&self.file)))
+        Some(found.map_err(|fault| fault.into_store_error(&self.file)))
     }
 
     /// A page of the file.

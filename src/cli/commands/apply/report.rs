@@ -99,7 +99,7 @@ pub fn show(
 ) -> Result<Exit, Failure> {
     // A failed write keeps the report and the exit code.
     if let Some(file) = &args.junit
-        && let Err(error) = std::fs::write(file, junit(report))
+        && let Err(error) = std::fs::write(file, junit(planned, report))
     {
         printer.warning(&format!("cannot write {}: {error}", file.display()));
     }
@@ -142,10 +142,14 @@ fn render_json(plan: Option<PlanDocument>, report: &ReportView) -> Result<String
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
 }
 
-/// Groups failures with the same outcome, operation and message.
-fn group_failures(report: &ReportView) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
+/// Groups failures, and successes with a note, with the same outcome, operation and message.
+fn group_messages(report: &ReportView) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
     let mut groups: Vec<(StepOutcome, Op, String, Vec<String>)> = Vec::new();
-    for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
+    let has_message = |ended: &&StepResult| match ended.outcome {
+        StepOutcome::Done => !ended.message.is_empty(),
+        outcome => !outcome.is_well(),
+    };
+    for ended in report.ended.iter().filter(has_message) {
         let same = |group: &&mut (StepOutcome, Op, String, Vec<String>)| {
             (group.0, group.1, group.2.as_str()) == (ended.outcome, ended.op, ended.message.as_str())
         };
@@ -186,11 +190,12 @@ async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Hea
 fn render_text(planned: &Plan, report: &ReportView) -> String {
     const SHOWN: usize = 5;
     let mut text = String::new();
-    for (outcome, op, message, instances) in group_failures(report) {
+    for (outcome, op, message, instances) in group_messages(report) {
         let more = instances.len().saturating_sub(SHOWN);
         let names = instances.iter().take(SHOWN).map(|name| visible(name)).collect::<Vec<_>>().join(", ");
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
+        let style = if outcome.is_well() { WARNING } else { ERROR };
+        text.push_str(&format!("{style}{}{style:#} {op} {names}{more}\n", outcome.word()));
         text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
     }
     for (instance, health, why) in &report.unhealthy {
@@ -257,13 +262,17 @@ fn render_markdown(planned: &Plan, report: &ReportView) -> String {
     };
     let mut text =
         format!("### abide apply: {well} of {} done, {end}\n\n", count(report.ended.len(), "step"));
-    for (outcome, op, message, instances) in group_failures(report) {
+    for (outcome, op, message, instances) in group_messages(report) {
         text.push_str(&format!(
             "- **{}** `{op}` on {}\n",
             outcome.word(),
             count(instances.len(), "instance")
         ));
         text.push_str(&escape::block(&message, "  "));
+    }
+    for (instance, health, why) in &report.unhealthy {
+        text.push_str(&format!("- **{}** {}\n", health.word(), escape::code(instance)));
+        text.push_str(&escape::block(why, "  "));
     }
     for RolledBackProcess { process, why } in &report.rolled_back {
         text.push_str(&format!("- **rolled back** {}\n", escape::code(process)));
@@ -276,7 +285,8 @@ fn render_markdown(planned: &Plan, report: &ReportView) -> String {
     text
 }
 
-fn junit(report: &ReportView) -> String {
+fn junit(planned: &Plan, report: &ReportView) -> String {
+    let steps = planned.steps().count();
     let failures = report
         .ended
         .iter()
@@ -291,7 +301,9 @@ fn junit(report: &ReportView) -> String {
     );
     for ended in &report.ended {
         let secs = ended.took_ms as f64 / 1000.0;
-        let name = format!("{} {}", ended.op, ended.instance);
+        // A step of a rollback is a test case of its own: it must not replace the failure of the same name.
+        let verb = if ended.step > steps { "roll back: " } else { "" };
+        let name = format!("{verb}{} {}", ended.op, ended.instance);
         text.push_str(&format!(
             "  <testcase classname=\"{}\" name=\"{}\" time=\"{secs:.3}\"",
             escape::xml(&ended.instance.process().to_string()),
@@ -341,7 +353,7 @@ mod tests {
         let markdown = render_markdown(&Plan::default(), &report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
         assert!(markdown.contains("\n  ```\n") && markdown.ends_with("\n  ````\n"), "{markdown}");
-        let junit = junit(&report);
+        let junit = junit(&Plan::default(), &report);
         assert_eq!(junit.matches("<failure").count(), 1, "{junit}");
         assert!(
             junit.contains("message=\"x&#13;# owned @team &lt;img src=x&gt;&#13;&#10;```&#10;&quot;/&gt;"),

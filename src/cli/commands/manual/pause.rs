@@ -58,7 +58,7 @@ pub fn pause(args: &PauseArgs, printer: &Printer) -> Result<Exit, Failure> {
 pub fn resume(args: &ResumeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.target.connect_or_start(printer)?;
     let paused = runtime()?.block_on(async {
-        let (_, pauses) = live.restraints().await?;
+        let (_, pauses) = live.holds_and_pauses().await?;
         let deleted = live.state.txn(Txn::delete(keys::pause(args.namespace.as_ref()))).await;
         deleted.map_err(|error| live.failure(&error))?;
         Ok::<_, Failure>(pauses.iter().any(|pause| pause.namespace == args.namespace))

@@ -20,7 +20,7 @@ pub struct ReleaseArgs {
 pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.instances.target.connect_or_start(printer)?;
     runtime()?.block_on(async {
-        let (holds, _) = live.restraints().await?;
+        let (holds, _) = live.holds_and_pauses().await?;
         let observed = observe_all(&live).await?.remembered();
         let (selection, none) = (args.instances.select.selection(), BTreeMap::new());
         let declared = DeclaredNames::read(&live).await;

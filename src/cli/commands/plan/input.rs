@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -128,8 +128,10 @@ impl DesiredInput {
         let observed = read_rows(args, &now, printer)?.normalize_host_keys(&loaded.desired);
         let observed = observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?;
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
+        let paths = shown_paths(args);
+        let (pin, computed_revision) = (None, OnceLock::new());
         let input =
-            PlanInput { loaded, observed, rules, now, target, paths: shown_paths(args), offline, pin: None };
+            PlanInput { loaded, observed, rules, now, target, paths, offline, pin, computed_revision };
         let plan = input.plan();
         Ok((input, plan))
     }
@@ -153,9 +155,7 @@ pub fn read_and_plan(args: &args::InputArgs, printer: &Printer) -> Result<(PlanI
         }
         return wanted.plan_offline(args, printer);
     };
-    // Only the check of --prune needs the source, and finding it takes a call of git.
-    let checks = args.claims.prune && !args.claims.accept_source;
-    let source = checks.then(|| work_tree::of_paths(&args.paths));
+    let source = Some(work_tree::of_paths(&args.paths));
     let planned = runtime()?.block_on(async {
         live.check_desired(wanted.desired(), &wanted.rules, AccessRole::Read).await?;
         wanted.request(args, source).plan(&*live).await.map_err(|error| live.apply_failure(&error))
