@@ -1,5 +1,6 @@
-//! Escaping of untrusted text for terminals, HTML, XML and markdown: no name, message or value becomes a control sequence
-//! or markup.
+//! Escaping of untrusted text for terminals, HTML, XML and markdown.
+//!
+//! No name, message or value becomes a control sequence or markup.
 
 /// Whether a character controls a terminal or changes the display of the text around it.
 pub fn is_hidden(c: char) -> bool {

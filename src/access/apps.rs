@@ -1,4 +1,4 @@
-//! Callers with their secrets, grants and limits, and the apps file.
+//! Callers: their secrets, grants and limits, and the apps file.
 //!
 //! A caller has one secret, or two during a rotation. A secret is stored as a digest and compared in constant time. An
 //! expired secret, and every secret of an expired caller, is refused. [`super::people`] reads the users file.

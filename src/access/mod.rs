@@ -1,7 +1,8 @@
-//! Access: callers of a gateway or a controller, and what each may do.
+//! Access: callers of a gateway or a controller, and their grants.
 //!
-//! A caller is an app ([`apps`]) or a person ([`people`]). Both have a [`Grant`], and [`authorize`] is the only function that
-//! decides. The gateway and the status server of a controller authenticate callers and name what a request concerns.
+//! A caller is an app ([`apps`]) or a person ([`people`]). Both have a [`Grant`], and [`authorize`] is the only
+//! function that decides. The gateway and the status server of a controller authenticate callers and name what a
+//! request concerns.
 
 pub mod apps;
 mod error;

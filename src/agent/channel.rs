@@ -83,9 +83,9 @@ pub(super) enum SessionError {
     UnsafeTokenFile(#[from] PermissionError),
     #[error(transparent)]
     Transport(#[from] TransportError),
-    #[error("the gateway refuses ({status}): {message}")]
+    #[error("the gateway refused the request (HTTP {status}): {message}")]
     Refused { status: StatusCode, message: String },
-    #[error("HTTP {0}")]
+    #[error("cannot open the stream: HTTP {0}")]
     NoStream(StatusCode),
     #[error("the stream broke: {0}")]
     StreamBroke(#[source] reqwest::Error),

@@ -13,7 +13,7 @@
 //! and takes them over; a process that ended in between is handled as if it ended now. A pending operation is in the store
 //! until its result is. The next agent resumes it before it supervises the instance ([`recovery`]). A launch whose outcome
 //! was not written is resolved by searching for a process with its launch id (`ABIDE_INCARNATION`), so nothing is started
-//! twice ([`unrecorded_launch`]).
+//! twice ([`interrupted_launch`]).
 //!
 //! One-shots, scheduled runs (auto_type 2 and 0) and all commands of operations run below a shell that writes their exit
 //! code to a file ([`exit_record`]), so that the code is known even if no agent waited. A schedule is active while its
@@ -58,6 +58,7 @@ mod health;
 mod idle_memory;
 mod instance;
 mod instance_tasks;
+mod interrupted_launch;
 mod launch_mark;
 mod log_writer;
 mod logs;
@@ -70,8 +71,8 @@ mod output_bound;
 mod ownership;
 mod permits;
 mod policy;
+mod policy_check;
 mod pools;
-mod precheck;
 mod probe_targets;
 mod proc_scan;
 mod process;
@@ -89,7 +90,6 @@ mod start_output;
 mod state;
 mod stream_clock;
 mod tree;
-mod unrecorded_launch;
 mod user_files;
 mod worker_threads;
 
@@ -109,7 +109,7 @@ pub use figures::SAMPLE_INTERVAL;
 pub use log_writer::run_if_named as run_log_writer_if_named;
 pub use name::{AgentNameError, agent_name, this_host};
 pub use policy::HostPolicy;
-pub use precheck::{RefusedInstance, left_running, refused_instances};
+pub use policy_check::{RefusedInstance, left_running, refused_instances};
 
 use self::cgroup::Cgroups;
 use self::context::{AgentContext, ResourceTables};
@@ -231,10 +231,7 @@ impl Supervisor {
         if states.is_empty() && supervisor.fences.is_empty() {
             let found: Vec<LaunchedProcess> = ProcessTable::wait_for_current().await.launched().collect();
             if !found.is_empty() {
-                info!(
-                    processes = found.len(),
-                    "found processes of an earlier agent that are not in this folder"
-                );
+                info!(processes = found.len(), "found processes of an agent with another --data folder");
             }
             supervisor.unclaimed = Some(Arc::new(found));
         }

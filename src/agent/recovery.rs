@@ -14,6 +14,7 @@ use super::checks;
 use super::context::AgentContext;
 use super::exit_record::{ExitRecord, after_start_id, hook_id, kill_group, probe_id, start_id};
 use super::instance::{OpReply, done, failed, runs_after_relaunch};
+use super::interrupted_launch::{self, InterruptedLaunch};
 use super::proc_scan;
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
@@ -21,7 +22,6 @@ use super::state::{
     pending_key, result_key, state_key, state_txn,
 };
 use super::tree::{LaunchTraces, ProcessTree, end_commands};
-use super::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent_protocol::{ExitReason, OpResult, OwnedSpec, ProcessExit};
 use crate::clock;
 use crate::model::{AutoType, InstanceKey, StartMode};
@@ -180,7 +180,7 @@ async fn resolve(
             let (launch_id, given) = (state.next.as_ref()?, state.given.as_ref()?);
             Some(InterruptedLaunch { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
         });
-        unrecorded_launch::find_interrupted(shared, &by_intent.chain(relaunches).collect::<Vec<_>>()).await
+        interrupted_launch::find_interrupted(shared, &by_intent.chain(relaunches).collect::<Vec<_>>()).await
     };
     let mut found = find().await;
     let dead = |state: &InstanceState| {

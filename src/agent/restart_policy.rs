@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::retry_delay::RetryDelay;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{RestartRule, RestartWhen};
+use crate::model::{RestartPolicy, RestartWhen};
 
 /// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Completion {
 }
 
 /// Whether a process that ended stays stopped. An unknown end counts as a failure.
-pub fn completion(rule: &RestartRule, end: ProcessEnd) -> Option<Completion> {
+pub fn completion(rule: &RestartPolicy, end: ProcessEnd) -> Option<Completion> {
     let is_success = match end {
         ProcessEnd::Exited(code) => {
             code == 0 || rule.success_codes.iter().any(|success| i32::from(*success) == code)
@@ -47,7 +47,7 @@ pub fn completion(rule: &RestartRule, end: ProcessEnd) -> Option<Completion> {
 
 /// The parameters of the policy, from the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RestartPolicy {
+pub struct RelaunchLimits {
     pub retries: u32,
     pub interval_ms: i64,
     /// A process that stays up this long ends the series of relaunches.
@@ -98,7 +98,7 @@ pub fn step(
     series: RestartSeries,
     event: RestartEvent,
     now: i64,
-    policy: &RestartPolicy,
+    policy: &RelaunchLimits,
 ) -> (RestartSeries, RestartAction) {
     match event {
         RestartEvent::TimerFired => match series.phase {
@@ -139,10 +139,10 @@ pub fn step(
 mod tests {
     use super::*;
 
-    const POLICY: RestartPolicy = RestartPolicy { retries: 3, interval_ms: 10_000, settled_ms: 10_000 };
+    const POLICY: RelaunchLimits = RelaunchLimits { retries: 3, interval_ms: 10_000, settled_ms: 10_000 };
 
     /// Launch times of a process that always ends after `up_ms`.
-    fn launches(policy: &RestartPolicy, up_ms: i64, until: i64) -> Vec<i64> {
+    fn launches(policy: &RelaunchLimits, up_ms: i64, until: i64) -> Vec<i64> {
         let (mut now, mut series, mut all) = (0, RestartSeries::default(), Vec::new());
         while now < until {
             let effect;
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_rule_decides_which_ends_are_final() {
         let outcomes = |policy: RestartWhen| {
-            let rule = RestartRule { policy, attempts: None, success_codes: vec![3, 143] };
+            let rule = RestartPolicy { policy, attempts: None, success_codes: vec![3, 143] };
             use ProcessEnd::{Exited, Signalled, Unknown};
             [Exited(0), Exited(3), Exited(1), Exited(143), Signalled(143), Unknown]
                 .map(|end| completion(&rule, end))
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn no_policy_causes_a_busy_loop() {
         for policy in [
-            RestartPolicy { retries: 0, interval_ms: 0, settled_ms: 10_000 },
-            RestartPolicy { retries: 4, interval_ms: 0, settled_ms: 10_000 },
-            RestartPolicy { retries: u32::MAX, interval_ms: 0, settled_ms: i64::MAX },
+            RelaunchLimits { retries: 0, interval_ms: 0, settled_ms: 10_000 },
+            RelaunchLimits { retries: 4, interval_ms: 0, settled_ms: 10_000 },
+            RelaunchLimits { retries: u32::MAX, interval_ms: 0, settled_ms: i64::MAX },
         ] {
             let launches = launches(&policy, 1, 60_000).len();
             assert!(launches < 70, "{policy:?}: {launches} a minute");

@@ -1,5 +1,4 @@
-//! Instance history: restarts, the last exits and scheduled runs, and the last failed start, as an agent stores and reports
-//! them.
+//! Instance history of an agent: restarts, last exits, scheduled runs and the last failed start.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -111,7 +111,7 @@ fn subject_text(kind: AlertKind, phase: AlertPhase, who: &str) -> String {
         AlertKind::RolloutFinished => "rolled out".to_owned(),
         AlertKind::RolledBack => "rolled back".to_owned(),
         AlertKind::ManifestErrors => {
-            return state("errors in the manifests", "the manifests have no more errors");
+            return state("errors in the manifests", "manifest errors resolved");
         }
         AlertKind::SourceNotFollowed => {
             return state("the source is not followed", "the source is followed again");

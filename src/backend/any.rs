@@ -1,4 +1,4 @@
-//! Backend of either kind, selected by the dialect of the target.
+//! Any backend: of either kind, selected by the dialect of the target.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

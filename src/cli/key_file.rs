@@ -1,4 +1,4 @@
-//! Key file of the stores of this host: flag, default path, and its place outside of the data folder.
+//! Key file of the stores of this host: flag, default path, and location outside of the data folder.
 
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,7 @@ mod key_file;
 mod local;
 mod output;
 mod people;
-mod process_table;
+mod process_listing;
 mod status_server;
 mod sync_status;
 mod systemd;

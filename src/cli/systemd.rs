@@ -83,7 +83,7 @@ fn status(board: &StatusBoard) -> String {
     }
     let role = match &known.role {
         Role::Starting => return "starting".to_owned(),
-        Role::Waiting { host, pid } => return format!("waiting: {host} (process {pid}) leads"),
+        Role::Waiting { host, pid } => return format!("standby: {host} (pid {pid}) leads"),
         Role::Leading { .. } => "leading",
     };
     let settled = known.rows().iter().filter(|row| row.sync == SyncStatus::InSync).count();

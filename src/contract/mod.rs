@@ -67,8 +67,8 @@ pub use problem::{
 };
 pub use process_digest::{ProcessDigest, ProcessDigestPage};
 pub use process_row::{
-    ControllerProcess, HeldDetail, Hosting, InstanceStory, ListedProcess, NextAction, OfflineRow,
-    PlatformProcess, ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, StoryEvent, TargetProcess,
+    ControllerProcess, HeldDetail, Hosting, InstanceTimeline, ListedProcess, NextAction, OfflineRow,
+    PlatformProcess, ProcessDetails, ProcessRow, ROW_FIELDS, ReportedDetails, TargetProcess, TimelineEvent,
     is_row_field, row_fields,
 };
 pub use rollout::RolloutRow;

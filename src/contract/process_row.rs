@@ -1,5 +1,6 @@
-//! Process row: `get processes` and `get orphans`, `describe`, `GET /api/v1/processes` of the controller, and the rows
-//! that `plan --observed` reads.
+//! Process row: the JSON of `get processes`, `get orphans`, `describe` and `GET /api/v1/processes`.
+//!
+//! `plan --observed` reads the same rows.
 
 use std::collections::BTreeMap;
 
@@ -329,12 +330,12 @@ pub struct ProcessDetails {
 
 /// `abide why -o json`: the events of an instance, oldest first, its present state and its next action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct InstanceStory {
+pub struct InstanceTimeline {
     pub instance: InstanceKey,
     /// Location of its declaration in the active revision of its owner: `file:line:column`.
     pub declared: Option<String>,
     /// Oldest first.
-    pub events: Vec<StoryEvent>,
+    pub events: Vec<TimelineEvent>,
     /// The state in one or two words, as in `get processes`.
     pub state: String,
     /// `null`: no active revision declares it.
@@ -344,7 +345,7 @@ pub struct InstanceStory {
 
 /// An event in the story of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct StoryEvent {
+pub struct TimelineEvent {
     pub at: String,
     /// `manifest`, `registered`, `operation`, `start` or `exit`.
     pub kind: String,

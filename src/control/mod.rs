@@ -299,14 +299,16 @@ impl<T: Target> ControlLoop<'_, T> {
         let mut has_reported = false;
         loop {
             match state.take_lease(&name, holder, LEASE_TTL).await {
-                Ok(LeaseAttempt::Ours(lease)) => {
+                Ok(LeaseAttempt::Acquired(lease)) => {
                     self.events.emit(ControllerEvent::Leading { generation: lease.generation });
                     return Some(lease);
                 }
-                Ok(LeaseAttempt::Theirs { holder, .. }) if !std::mem::replace(&mut has_reported, true) => {
+                Ok(LeaseAttempt::HeldByOther { holder, .. })
+                    if !std::mem::replace(&mut has_reported, true) =>
+                {
                     self.events.emit(ControllerEvent::Waiting { holder: &holder });
                 }
-                Ok(LeaseAttempt::Theirs { .. }) => {}
+                Ok(LeaseAttempt::HeldByOther { .. }) => {}
                 Err(error) => self.events.emit(ControllerEvent::Failure { why: &error.to_string() }),
             }
             self.events.emit(ControllerEvent::Tick);

@@ -1,4 +1,4 @@
-//! Status for other commands, derived from the events of the control loop.
+//! Published status derivation: status for other commands, from the events of the control loop.
 
 use std::collections::BTreeSet;
 

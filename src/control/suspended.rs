@@ -1,4 +1,4 @@
-//! Suspended instances, for readers and for the next controller.
+//! Suspended instances: stored for readers and for the next controller.
 //!
 //! `left/OWNER/INSTANCE` exists while an instance is suspended. An instance that was rolled back stays suspended
 //! after a restart while its declaration is unchanged.

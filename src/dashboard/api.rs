@@ -30,7 +30,7 @@ use crate::control::pin::Pin;
 use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
 use crate::http::{LimitedResource, Peer};
 use crate::model::{
-    DigestKey, Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds,
+    DigestKeyRef, Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds,
 };
 use crate::store::{Error, Store, Txn, keys};
 
@@ -226,7 +226,7 @@ fn process(row: &Row, viewer: &Viewer) -> ControllerProcess {
     let seen = row.seen.as_ref().unwrap_or(&nothing);
     // Without a live agent the last report is not current.
     let fact = |fact: Option<bool>| fact.filter(|_| row.gap.is_none());
-    let key = seen.specs.digest_key.as_ref().and_then(DigestKey::known);
+    let key = seen.specs.digest_key.as_ref().and_then(DigestKeyRef::known);
     let revision = |version: &KnownSpec| {
         let plain = match version {
             KnownSpec::Unknown => None,

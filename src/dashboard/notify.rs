@@ -1,5 +1,4 @@
-//! Notifications: a webhook request for each execution, failure, manifest problem, instance that does not converge, and
-//! change of leadership.
+//! Notifications: a webhook request for each notable event of the control loop.
 //!
 //! A separate task reads the log of the status board, so the control loop never waits for a delivery. An undelivered
 //! message is dropped with a warning in the log. The URL is a secret; messages show only its host.

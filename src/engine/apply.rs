@@ -15,7 +15,7 @@ use super::recover::{recover, recover_with_lease};
 use super::report::{Conclusion, Report, Results, sole_reason};
 use super::request::{ApplyEvent, ApplyHandler, ApplyRequest, ExecutionLimits, SavedPlan};
 use super::rollout_records;
-use super::selected::check_selection;
+use super::selection_check::check_selection;
 use super::verify::{OBSERVE_INTERVAL, awaits_dependency, awaits_promotion, unhealthy};
 use super::writer_lease::{GRACE, WriterLease};
 use crate::backend::ChangeOrigin;

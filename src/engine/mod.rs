@@ -23,7 +23,7 @@ mod recover;
 mod report;
 mod request;
 mod run;
-mod selected;
+mod selection_check;
 mod verify;
 mod writer_lease;
 

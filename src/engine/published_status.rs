@@ -1,4 +1,4 @@
-//! Published status of controllers, read by `status` and `apply`.
+//! Published status: status of controllers in the store, read by `status` and `apply`.
 //!
 //! `controller/OWNER` is written when the status changes, at most once per [`MIN_INTERVAL`]. The leader lease is the
 //! heartbeat: a status without a current lease belongs to a controller that no longer runs.

@@ -168,7 +168,7 @@ impl Cancellation {
                 }
                 // Another process holds the lease or may take it: no further step starts.
                 Ok(lost) = self.lost.wait_for(Option::is_some), if is_on => {
-                    if *lost == Some(LeaseLost::Theirs) {
+                    if *lost == Some(LeaseLost::TakenOver) {
                         self.conclusion = self.conclusion.or(Some(Conclusion::LeaseLost));
                     }
                 }

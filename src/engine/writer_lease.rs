@@ -55,11 +55,11 @@ async fn take_lease<T: Target>(target: &T, owner: &str, timeout: Duration) -> Re
     loop {
         let taken = target.state().take_lease(&keys::writer_lease_name(owner), &holder, LEASE_TTL).await;
         match taken.map_err(|error| TargetError::state(target.name(), error))? {
-            LeaseAttempt::Ours(lease) => return Ok(lease),
-            LeaseAttempt::Theirs { holder, .. } if begin.elapsed() >= timeout => {
+            LeaseAttempt::Acquired(lease) => return Ok(lease),
+            LeaseAttempt::HeldByOther { holder, .. } if begin.elapsed() >= timeout => {
                 return Err(ApplyError::Locked { owner: owner.to_owned(), holder: Box::new(holder) });
             }
-            LeaseAttempt::Theirs { .. } => tokio::time::sleep(RETRY_INTERVAL).await,
+            LeaseAttempt::HeldByOther { .. } => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Active holds, pauses and aborted rollouts: read from the store, and applied while a plan is executed as soon as each
-//! is created.
+//! Active holds: holds, pauses and aborted rollouts that take effect while a plan is executed.
 //!
 //! An entry that cannot be read fails closed: its instance or namespace stays held, with the entry's key as the
 //! reason. A person requested something with it, and only a person can know what.

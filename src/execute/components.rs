@@ -1,10 +1,11 @@
-//! Components of a plan: groups of steps that do not depend on each other, so that the soak of one does not delay
-//! another.
+//! Components of a plan: groups of steps that do not depend on each other.
+//!
+//! The soak of one component does not delay another.
 //!
 //! Waves are numbered across the whole plan. Steps belong to one component if they share a process, a dependency, a
 //! move, or an identity that one instance frees and another takes. Each component that soaks or waits for the run of a
-//! one-shot process is split off; the others stay together, so that they need as few calls as possible. For a controller, each component with several waves is
-//! split off as well, up to [`MAX_COMPONENTS`].
+//! one-shot process is split off; the others stay together, so that they need as few calls as possible. For a
+//! controller, each component with several waves is split off as well, up to [`MAX_COMPONENTS`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};

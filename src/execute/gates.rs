@@ -1,5 +1,4 @@
-//! Gates between waves: changed instances that a later wave waits for must be ready, and those of a rollout must stay
-//! healthy for its soak.
+//! Gates between waves: changed instances become ready, and those of a rollout stay healthy for its soak.
 //!
 //! A one-shot process is ready when its run has ended with success, a resident process when it is healthy
 //! ([`readiness`]). A soak begins when its instances are healthy. An instance that cannot be observed is not ready. A

@@ -248,7 +248,7 @@ impl Ledger {
 
     /// Instances that a list shows without an owner label, though our call would have set one: they are not ours. An
     /// entry that proves nothing does not change that.
-    pub fn of_others(&self, listed: &Observed, caps: &Caps) -> BTreeSet<InstanceKey> {
+    pub fn foreign_instances(&self, listed: &Observed, caps: &Caps) -> BTreeSet<InstanceKey> {
         let is_there =
             |seen: &ObservedInstance| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
         let row =
@@ -282,20 +282,20 @@ impl Ledger {
     }
 
     /// Adds known specs and runs to an observation.
-    pub fn lay_under(&self, observed: &mut Observed, caps: &Caps, others: &BTreeSet<InstanceKey>) {
+    pub fn fill_unknown(&self, observed: &mut Observed, caps: &Caps, others: &BTreeSet<InstanceKey>) {
         for (key, seen) in &mut observed.instances {
             let Some(entry) = self.entries.get(key).filter(|entry| !entry.gone) else { continue };
             if others.contains(key) || entry.is_foreign(seen) {
                 // A label with our owner was set by our own call: it proves nothing about the process.
                 if seen.owner.as_deref().is_none_or(|owner| owner == entry.owner) {
-                    disown(seen);
+                    clear_owner(seen);
                 }
                 continue;
             }
             if seen.owner.is_none() {
                 seen.owner = entry.owner();
             }
-            lay_under(seen, entry, caps);
+            fill_unknown(seen, entry, caps);
         }
         // A run that took place, or may have, gets a row, so that it is not started again.
         let ran = |entry: &Entry| entry.ran.is_some() && !entry.gone && !caps.registry;
@@ -320,11 +320,11 @@ impl Ledger {
 }
 
 /// A process without an owner, with its facts only.
-fn disown(seen: &mut ObservedInstance) {
+fn clear_owner(seen: &mut ObservedInstance) {
     (seen.owner, seen.specs) = (None, ObservedSpecs::default());
 }
 
-fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
+fn fill_unknown(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
     let label = match &seen.specs.registered {
         KnownSpec::Digests(revision) => Some(*revision),
         KnownSpec::Unknown | KnownSpec::Full(_) => None,

@@ -1,5 +1,4 @@
-//! Recovery of the calls that a crashed run left in the journal: their outcome is inferred, and nothing is sent
-//! again.
+//! Recovery of calls in the journal of a crashed run: their outcome is inferred, and no call is sent again.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Limits of an app or a person that need the store: registered instances per namespace, and open tasks. A call above a
-//! limit gets 429. [`super::namespace_limits`] has the limits of namespaces.
+//! Limits of a caller that need the store: registered instances per namespace, and open tasks.
+//!
+//! A call above a limit gets 429. [`super::namespace_limits`] has the limits of namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,9 +9,9 @@ use futures_util::stream;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
+use super::agent_sessions::{AgentStreamReceiver, JoinRefusal};
 use super::auth::short_digest;
 use super::decode::describe_json_error;
-use super::hosts::{AgentStreamReceiver, JoinRefusal};
 use super::registry::{RegistryRecord, record_txn};
 use super::report_limits::{self, Admission, ReportBudget, ReportSize};
 use super::secrets::secret_history;

@@ -101,9 +101,11 @@ pub(super) async fn handle<S: Store>(
         ApiCall::JoinTokens | ApiCall::CreateJoinToken | ApiCall::RevokeJoinToken | ApiCall::RevokeHost => {
             return fleet::app_call(shared, login.app, log, body).await;
         }
-        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
-            Value::Null
-        }
+        ApiCall::Join
+        | ApiCall::Stream
+        | ApiCall::AgentMessages
+        | ApiCall::AgentLogs
+        | ApiCall::AgentFigures => Value::Null,
         ApiCall::RenewCertificate | ApiCall::Enroll | ApiCall::Health | ApiCall::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))

@@ -15,8 +15,8 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::agent_sessions::AgentStreamId;
 use super::decode::{parameter, parse_body};
-use super::hosts::AgentStreamId;
 use super::processes::CurrentGrant;
 use super::{ApiError, Gateway};
 use crate::agent_protocol::{

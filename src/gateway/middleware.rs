@@ -127,7 +127,7 @@ async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request:
     if call.rule() == RouteRule::Public {
         return health(&shared.gateway, call, Connection::of(request.extensions()));
     }
-    if !call.changes() && call != ApiCall::Tell {
+    if !call.changes() && call != ApiCall::AgentMessages {
         return serve_call(shared, call, request).await;
     }
     // Changes run in a task of their own, so that they complete even if the caller disconnects: a stored task must be

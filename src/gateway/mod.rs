@@ -24,6 +24,7 @@
 //! generation is valid only while the writer lease of its owner holds it.
 
 mod agent_calls;
+mod agent_sessions;
 mod app_limits;
 pub mod audit;
 pub mod auth;
@@ -31,12 +32,11 @@ mod batch;
 mod channel;
 mod deadlines;
 mod decode;
+mod digest_keys;
 mod failed_starts;
 mod figures;
 mod fleet;
-mod floor;
 mod handlers;
-mod hosts;
 mod identity;
 mod instance_history;
 mod logs;
@@ -55,8 +55,8 @@ mod report_usage;
 mod results;
 pub mod routes;
 mod scope;
-mod secret_keys;
 mod secrets;
+mod sequence_numbers;
 mod state;
 mod state_scope;
 mod state_secrets;
@@ -92,8 +92,8 @@ pub struct Gateway<S> {
     store: Arc<S>,
     timeouts: OperationTimeouts,
     tasks: tasks::Tasks,
-    numbers: floor::TaskNumbers,
-    hosts: hosts::AgentSessions,
+    numbers: sequence_numbers::TaskNumbers,
+    hosts: agent_sessions::AgentSessions,
     log_streams: logs::LogStreams,
     report_usage: report_usage::ReportUsage,
     figures: figures::FigureQueries,
@@ -118,8 +118,8 @@ impl<S: Store> Gateway<S> {
             store: Arc::new(store),
             timeouts: OperationTimeouts { agent: AGENT_TIMEOUT, allowance: ALLOWANCE },
             tasks: tasks::Tasks::default(),
-            numbers: floor::TaskNumbers::default(),
-            hosts: hosts::AgentSessions::default(),
+            numbers: sequence_numbers::TaskNumbers::default(),
+            hosts: agent_sessions::AgentSessions::default(),
             log_streams: logs::LogStreams::default(),
             report_usage: report_usage::ReportUsage::default(),
             figures: figures::FigureQueries::default(),

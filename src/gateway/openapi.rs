@@ -102,7 +102,7 @@ fn summary(call: ApiCall) -> &'static str {
         ApiCall::VerifyAudit => "Verify the hash chain of the audit log",
         ApiCall::Join => "Agents: open a session for hosts",
         ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
-        ApiCall::Tell => "Agents: send results and reports",
+        ApiCall::AgentMessages => "Agents: send results and reports",
         ApiCall::AgentLogs => "Agents: send a part of a log",
         ApiCall::AgentFigures => "Agents: send figures",
         ApiCall::RenewCertificate => "Agents: renew the client certificate",
@@ -130,7 +130,7 @@ fn request(schemas: &mut SchemaSet, call: ApiCall) -> Option<Value> {
         ApiCall::Rename => schemas.request::<RenameRequest>(),
         ApiCall::State => schemas.request::<StoreRequest>(),
         ApiCall::Join => schemas.request::<Join>(),
-        ApiCall::Tell => schemas.request::<Vec<FromAgent>>(),
+        ApiCall::AgentMessages => schemas.request::<Vec<FromAgent>>(),
         ApiCall::AgentLogs => schemas.request::<LogChunk>(),
         ApiCall::AgentFigures => schemas.request::<FiguresUpdate>(),
         ApiCall::Enroll => schemas.request::<EnrollmentRequest>(),
@@ -187,7 +187,9 @@ fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
         ApiCall::Hosts => &[("brief", "if set, omit the number of processes")],
         ApiCall::Stream => &[("session", "session id of join"), ("after", "the last received seq")],
         ApiCall::JobResult => &[("bk_gse_taskid", "task id; every field of the body may be in the query")],
-        ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => &[("session", "session id of join")],
+        ApiCall::AgentMessages | ApiCall::AgentLogs | ApiCall::AgentFigures => {
+            &[("session", "session id of join")]
+        }
         ApiCall::Figures => &[("instance", "HOST:NAMESPACE:NAME")],
         ApiCall::Audit => &[
             ("namespace", "entries about instances of this namespace only"),
@@ -254,7 +256,7 @@ fn answer(schemas: &mut SchemaSet, call: ApiCall) -> Value {
         ApiCall::Audit => envelope::<AuditPage>(schemas),
         ApiCall::VerifyAudit => envelope::<AuditVerification>(schemas),
         ApiCall::Join => envelope::<Joined>(schemas),
-        ApiCall::Tell => envelope::<Acked>(schemas),
+        ApiCall::AgentMessages => envelope::<Acked>(schemas),
         ApiCall::AgentLogs => envelope::<bool>(schemas),
         ApiCall::AgentFigures => envelope::<Map<String, Value>>(schemas),
         ApiCall::RenewCertificate | ApiCall::Enroll => envelope::<IssuedCertificate>(schemas),
@@ -287,9 +289,11 @@ fn responses(schemas: &mut SchemaSet, call: ApiCall) -> Value {
             &[("403", "the connection has no TLS"), ("409", "another agent used the join token")]
         }
         ApiCall::Rename | ApiCall::Join => &[("409", "another process or agent holds it")],
-        ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
-            &[("410", "no longer available: start over")]
-        }
+        ApiCall::State
+        | ApiCall::Stream
+        | ApiCall::AgentMessages
+        | ApiCall::AgentLogs
+        | ApiCall::AgentFigures => &[("410", "no longer available: start over")],
         _ => &[],
     };
     let common = [

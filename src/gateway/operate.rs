@@ -321,7 +321,7 @@ impl<S: Store> Gateway<S> {
             None => return Ok((Txn::default().only_if(key, entry.map_or(0, |entry| entry.mod_seq)), None)),
             Some(Fenced::Older) => RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned(),
             Some(Fenced::Released) => format!("the writer lease of owner {owner} was released"),
-            Some(Fenced::NeverGiven) => {
+            Some(Fenced::NeverIssued) => {
                 warn!(app = ?caller.app, ?owner, generation, "refused: no writer lease has this generation");
                 format!("no writer lease of owner {owner} has generation {generation}")
             }

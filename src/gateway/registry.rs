@@ -200,7 +200,9 @@ impl<S: Store> Gateway<S> {
             return Ok(Some("the process runs under another identity: stop it first".to_owned()));
         }
         if report.hosted && old.is_some_and(|old| differs(&old.given.spec)) {
-            return Ok(Some("the process is hosted under another identity: unhost it first".to_owned()));
+            return Ok(Some(
+                "the process is supervised under another identity: unhost it (op 4) first".to_owned(),
+            ));
         }
         Ok(None)
     }
@@ -213,7 +215,7 @@ impl<S: Store> Gateway<S> {
         let report = self.report(instance).await?;
         let wrong = match &report {
             Some(report) if report.live.is_some() => Some("the process is running: stop it first"),
-            Some(report) if report.hosted => Some("the process is hosted: unhost it first"),
+            Some(report) if report.hosted => Some("the process is supervised: unhost it (op 4) first"),
             Some(_) | None => None,
         };
         if let Some(wrong) = wrong {

@@ -45,7 +45,7 @@ pub enum ApiCall {
     VerifyAudit,
     Join,
     Stream,
-    Tell,
+    AgentMessages,
     AgentLogs,
     AgentFigures,
     RenewCertificate,
@@ -97,9 +97,11 @@ impl ApiCall {
         use RouteScope::{Everything, Keys, Listed, Named, Nothing, Operations};
         match self {
             ApiCall::Health | ApiCall::Ready => RouteRule::Public,
-            ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
-                RouteRule::Agent
-            }
+            ApiCall::Join
+            | ApiCall::Stream
+            | ApiCall::AgentMessages
+            | ApiCall::AgentLogs
+            | ApiCall::AgentFigures => RouteRule::Agent,
             ApiCall::Register | ApiCall::Update | ApiCall::Unregister => {
                 RouteRule::App(AccessRole::Operate, Named)
             }
@@ -166,9 +168,11 @@ impl ApiCall {
             | ApiCall::Audit
             | ApiCall::VerifyAudit => false,
             // Agents write continuously; the audit log omits these. A request decides for controllers.
-            ApiCall::State | ApiCall::Stream | ApiCall::Tell | ApiCall::AgentLogs | ApiCall::AgentFigures => {
-                false
-            }
+            ApiCall::State
+            | ApiCall::Stream
+            | ApiCall::AgentMessages
+            | ApiCall::AgentLogs
+            | ApiCall::AgentFigures => false,
             ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => false,
         }
     }
@@ -203,7 +207,7 @@ impl ApiCall {
             ApiCall::VerifyAudit => "verify_audit",
             ApiCall::Join => "join",
             ApiCall::Stream => "stream",
-            ApiCall::Tell => "tell",
+            ApiCall::AgentMessages => "tell",
             ApiCall::AgentLogs => "agent_logs",
             ApiCall::AgentFigures => "agent_figures",
             ApiCall::RenewCertificate => "renew_certificate",
@@ -280,7 +284,7 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/api/abide/v1/audit/verify", ApiCall::VerifyAudit),
     ("POST", "/api/abide/v1/agent/join", ApiCall::Join),
     ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
-    ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
+    ("POST", "/api/abide/v1/agent/tell", ApiCall::AgentMessages),
     ("POST", "/api/abide/v1/agent/logs", ApiCall::AgentLogs),
     ("POST", "/api/abide/v1/agent/figures", ApiCall::AgentFigures),
     ("POST", "/api/abide/v1/agent/renew", ApiCall::RenewCertificate),

@@ -14,7 +14,7 @@ use super::{ApiError, Gateway};
 use crate::agent_protocol::{OwnedSpec, ReportedRun};
 use crate::contract::ReportedSpec;
 use crate::gse::spec_body;
-use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, SecretKey, Spec};
+use crate::model::{Dialect, DigestKey, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
 use crate::store::Store;
 
 /// Maximum replaced secrets stored per instance: a rollback sends the digest of one.
@@ -25,7 +25,7 @@ pub fn has_secrets(spec: &Spec) -> bool {
 }
 
 /// A spec for readers, with digests in place of secrets. `key`: of the digests; `None`: they are plain.
-pub fn spec_with_digests(spec: &Spec, key: Option<&SecretKey>) -> Value {
+pub fn spec_with_digests(spec: &Spec, key: Option<&DigestKey>) -> Value {
     match has_secrets(spec) {
         false => spec_body(spec, Dialect::Abide),
         true => {
@@ -45,7 +45,7 @@ pub fn spec_with_digests(spec: &Spec, key: Option<&SecretKey>) -> Value {
 pub fn redacted_spec(
     spec: &Spec,
     labels: &BTreeMap<String, String>,
-    key: Option<&SecretKey>,
+    key: Option<&DigestKey>,
 ) -> ReportedSpec {
     let whole = HashedSpec::new(Spec { labels: labels.clone(), ..spec.clone() });
     let (sum, revision) = match key {

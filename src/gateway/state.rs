@@ -139,8 +139,8 @@ impl<S: Store> Gateway<S> {
             StoreRequest::TakeLease { name, holder, lives_ms } => {
                 let taken = self.store.take_lease(&check_lease_name(name)?, &holder, ttl(lives_ms)?).await?;
                 StoreAnswer::Lease(match taken {
-                    LeaseAttempt::Ours(lease) => LeaseAnswer::Ours { generation: lease.generation },
-                    LeaseAttempt::Theirs { holder, generation, left_ms } => {
+                    LeaseAttempt::Acquired(lease) => LeaseAnswer::Ours { generation: lease.generation },
+                    LeaseAttempt::HeldByOther { holder, generation, left_ms } => {
                         LeaseAnswer::Theirs { holder, generation, left_ms }
                     }
                 })

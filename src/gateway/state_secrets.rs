@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::access::{AccessRole, Grant};
 use super::state::without_target;
 use super::{ApiError, Gateway};
-use crate::model::{SecretKey, SpecRevision, secret_digest};
+use crate::model::{DigestKey, SpecRevision, secret_digest};
 use crate::store::{Change, Entry, KeyScope, Store};
 
 /// Manifests declare a secret with this word.
@@ -141,7 +141,7 @@ impl<'a, S: Store> StateReader<'a, S> {
                 };
                 Ok(changed(stored, |fields| {
                     let of_value = fields.get("owner").and_then(Value::as_str);
-                    let key = SecretKey::of_owner(&root, of_key.or(of_value).unwrap_or_default());
+                    let key = DigestKey::of_owner(&root, of_key.or(of_value).unwrap_or_default());
                     redact(fields, &key);
                 }))
             }
@@ -171,7 +171,7 @@ fn changed(stored: &[u8], change: impl FnOnce(&mut Map<String, Value>)) -> Optio
 }
 
 /// Replaces secrets by keyed digests, and the plain digests of a spec with secrets. Whether there was one.
-fn redact(fields: &mut Map<String, Value>, key: &SecretKey) -> bool {
+fn redact(fields: &mut Map<String, Value>, key: &DigestKey) -> bool {
     let mut has_secrets = false;
     if let Some(Value::Object(variables)) = fields.get_mut("env") {
         for value in variables.values_mut() {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_reader_gets_keyed_digests_in_place_of_secrets_and_of_their_plain_digests() {
-        let key = SecretKey::new([3; 32]);
+        let key = DigestKey::new([3; 32]);
         let revision = "v1.00000001.00000002.00000003.00000004.00000005";
         let spec = |env: Value| json!({"labels": {"secret": "a label"}, "env": env});
         let stored = json!({

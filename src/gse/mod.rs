@@ -1,5 +1,6 @@
-//! GSE and JOB wire formats: requests, responses, result codes, operations and result keys, and their conversion to
-//! and from the model. Client and gateway use the same types.
+//! GSE and JOB wire formats: requests, responses, codes and keys, and their conversion to and from the model.
+//!
+//! Client and gateway use the same types.
 
 mod body;
 pub mod codes;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::request::{Loose, RequestError, loose_text};
 use crate::model::{
     AbsoluteLimits, AutoType, ConfigFile, Control, EnvValue, HealthCheck, Hooks, Identity, Job, LogRotation,
-    Monitor, Percent, Resource, RestartRule, Sandbox, Secret, Spec, StartMode, signal_number,
+    Monitor, Percent, Resource, RestartPolicy, Sandbox, Secret, Spec, StartMode, signal_number,
 };
 
 macro_rules! wire {
@@ -38,7 +38,7 @@ wire! {
         job: JobWire,
         // Sections that only Abide has.
         #[schemars(with = "Option<Map<String, Value>>")] health: HealthCheck,
-        #[schemars(with = "Option<Map<String, Value>>")] restart: RestartRule,
+        #[schemars(with = "Option<Map<String, Value>>")] restart: RestartPolicy,
         #[schemars(with = "Option<Map<String, Value>>")] log: LogRotation,
         #[schemars(with = "Option<Map<String, Value>>")] limits: AbsoluteLimits,
         #[serde(deserialize_with = "loose_text")] env_file: String,

@@ -21,7 +21,7 @@ use axum::http::Extensions;
 use tokio::sync::Notify;
 
 use super::credential_key::{CredentialKey, ShareExceeded};
-use super::logins::{LoginFailureAction, Logins};
+use super::failed_logins::{FailedLogins, LoginFailureAction};
 use super::overload::{LimitedResource, Overload};
 use super::peers::{Entry, PeerKey, Peers, Position, Stage};
 use crate::metrics::MetricsText;
@@ -48,7 +48,7 @@ pub struct Connections {
     /// Requests refused because their credential has its full share.
     over_share: AtomicU64,
     pub(super) overload: Overload,
-    logins: Logins,
+    logins: FailedLogins,
 }
 
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl Connections {
             evicted: AtomicU64::new(0),
             over_share: AtomicU64::new(0),
             overload: Overload::default(),
-            logins: Logins::default(),
+            logins: FailedLogins::default(),
         })
     }
 

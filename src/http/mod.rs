@@ -1,9 +1,8 @@
-//! Shared HTTP layer: listeners with TLS, limits against slow or greedy peers, clients, and files that reload on
-//! change.
+//! Shared HTTP layer: listeners with TLS, limits per peer, clients, and files that reload on change.
 //!
 //! A listener ([`serve`]) limits unauthenticated [`connections`] per peer. [`admission`] grants requests permits and
-//! memory from separate budgets for known and unknown callers, and [`budget`] shares them by credential. [`logins`] delays wrong credentials, and [`overload`]
-//! reports the exhausted resource.
+//! memory from separate budgets for known and unknown callers, and [`budget`] shares them by credential. [`failed_logins`]
+//! delays wrong credentials, and [`overload`] reports the exhausted resource.
 
 mod admission;
 mod api_client;
@@ -12,7 +11,7 @@ mod client;
 mod connections;
 mod credential_key;
 mod error;
-mod logins;
+mod failed_logins;
 mod overload;
 mod peers;
 mod reload;
@@ -33,7 +32,7 @@ pub use client::{AddressError, ClientConfig, ClientError, redirect};
 pub use connections::{Connection, Connections, CredentialCheck};
 pub use credential_key::{CredentialKey, CredentialScope, ShareExceeded};
 pub use error::{TransportError, UnreadableResponse, describe};
-pub use logins::LoginFailureAction;
+pub use failed_logins::LoginFailureAction;
 pub use overload::LimitedResource;
 pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};
 pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify_hmac};

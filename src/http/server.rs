@@ -1,5 +1,4 @@
-//! HTTP server: accepts connections within limits in total and per peer, with timeouts for the handshake, each header
-//! and each write.
+//! HTTP server: connections within limits, with timeouts for the handshake, each header and each write.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::clock;
 pub use crate::contract::ROW_FIELDS;
 use crate::contract::{OfflineRow, is_row_field, row_fields};
 use crate::model::{
-    DigestKey, HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed,
+    DigestKeyRef, HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed,
     ObservedInstance, ObservedSpecs, RunningProcess, Spec, SpecRevision, Time,
 };
 
@@ -293,7 +293,7 @@ fn observed_instance(
     let owner = row.owner.or_else(|| ours("abide_owner"));
     let revision = row.revision.or_else(|| ours("abide_rev").and_then(|text| text.parse().ok()));
     labels.retain(|name, _| !name.starts_with("abide_"));
-    let digest_key = row.secret_key.map(|id| DigestKey::Unknown(id.into()));
+    let digest_key = row.secret_key.map(|id| DigestKeyRef::Unknown(id.into()));
     let version = |spec: Option<&RawValue>, revision: Option<SpecRevision>| {
         if digest_key.is_some() {
             return KnownSpec::Unknown;

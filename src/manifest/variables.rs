@@ -1,7 +1,10 @@
-//! Template variables in paths, commands, env, health and value_key: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}`, and
-//! those that users define ([`variable_scopes`](super::variable_scopes)).
+//! Template variables: `${NAME}` in paths, commands, env, health and value_key.
 //!
-//! `${NAME:-TEXT}` has a default. A variable may use others: expansion is bounded in text and in steps. `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
+//! Built-in names are `instance`, `host.ip`, `host.cloud`, `name` and `namespace`; users define others
+//! ([`variable_scopes`](super::variable_scopes)).
+//!
+//! `${NAME:-TEXT}` has a default. A variable may use others: expansion is bounded in text and in steps. `$${` escapes
+//! `${`, for variables of the shell. Any other `$` is left as it is.
 
 use super::document::{
     ConfigEntry, EnvEntry, EnvSource, HealthValue, HookValue, SpecEntry, Text, TextOrNumber,

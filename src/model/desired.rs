@@ -216,6 +216,9 @@ impl fmt::Display for Amount {
     }
 }
 
+/// The owner of manifests that name none.
+pub const DEFAULT_OWNER: &str = "default";
+
 /// Rules for a directory tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {

@@ -2,9 +2,11 @@
 //!
 //! No I/O, no clock, and no dependency on any other module.
 
+mod control_host_policy;
 mod count;
 mod desired;
 mod dialect;
+mod digest_key;
 mod effect;
 mod effects;
 mod field;
@@ -15,11 +17,9 @@ mod live_spec;
 mod manifest_revision;
 mod observed;
 mod outcome;
-mod outer_policy;
 mod plan;
 mod rollout;
 mod sandbox;
-mod secret_key;
 mod selection;
 mod selector;
 mod spec;
@@ -29,12 +29,14 @@ mod text_digest;
 mod time;
 mod value;
 
+pub use control_host_policy::{ControlHostPolicy, SignatureRule};
 pub use count::{count, noun_for};
 pub use desired::{
-    Allow, Amount, Budgets, Days, DeclaredProcess, Desired, DesiredInstance, Disruption, Policy, Protection,
-    SourceLocation, State, TimeOfDay, Window,
+    Allow, Amount, Budgets, DEFAULT_OWNER, Days, DeclaredProcess, Desired, DesiredInstance, Disruption,
+    Policy, Protection, SourceLocation, State, TimeOfDay, Window,
 };
 pub use dialect::Dialect;
+pub use digest_key::{DigestKey, DigestKeyRef};
 pub use effect::{Effect, OnChange};
 pub use effects::{EffectTable, base_effect, effect_of};
 pub use field::Field;
@@ -47,14 +49,12 @@ pub use observed::{
     Health, KnownSpec, LastRun, Observed, ObservedInstance, ObservedSpecs, Presence, Present, RunningProcess,
 };
 pub use outcome::{StepOutcome, SyncStatus};
-pub use outer_policy::{OuterPolicy, SignatureRule};
 pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Reason, Rule, SpecSide, Step, Wave};
 pub use rollout::{Rollout, RolloutGroup, RolloutPause, RolloutProgress};
 pub use sandbox::{
     ProtectSystem, Sandbox, SandboxProblem, ULIMITS, Ulimit, capability_names, capability_number, octal_mask,
     ulimit_number,
 };
-pub use secret_key::{DigestKey, SecretKey};
 pub use selection::{Selection, glob};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
@@ -64,7 +64,7 @@ pub use spec::{
 pub use spec_revision::{ParseSpecRevisionError, SpecRevision};
 pub use supervision::{
     AbsoluteLimits, Cores, HealthCheck, HealthProblem, Hook, HookProblem, Hooks, LogRotation, OnHookFailure,
-    RestartRule, RestartWhen, SIGNALS, SectionParts, SpecSection, bytes, signal_number,
+    RestartPolicy, RestartWhen, SIGNALS, SectionParts, SpecSection, bytes, signal_number,
 };
 pub use text_digest::TextDigest;
 pub use time::{Now, Time, seconds, span};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Desired, DigestKey, HashedSpec, HostKey, InstanceKey, Protection, SpecRevision, Time};
+use super::{Desired, DigestKeyRef, HashedSpec, HostKey, InstanceKey, Protection, SpecRevision, Time};
 
 /// All observed instances.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,7 +57,7 @@ pub struct ObservedSpecs {
     /// Protections by the label of the target. On targets without that label they are in the state only.
     pub protections: Vec<Protection>,
     /// Key of the digests of the secrets. `None`: no secrets, or the target's digests have no key.
-    pub digest_key: Option<DigestKey>,
+    pub digest_key: Option<DigestKeyRef>,
 }
 
 /// The running process of an observed instance.

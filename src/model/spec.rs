@@ -10,7 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::sandbox::Sandbox;
-use super::supervision::{AbsoluteLimits, HealthCheck, Hooks, LogRotation, RestartRule};
+use super::supervision::{AbsoluteLimits, HealthCheck, Hooks, LogRotation, RestartPolicy};
 
 /// Omits unset fields: most fields of a spec are unset.
 pub(super) fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
@@ -41,7 +41,7 @@ pub struct Spec {
     #[serde(skip_serializing_if = "is_unset")]
     pub health: HealthCheck,
     #[serde(skip_serializing_if = "is_unset")]
-    pub restart: RestartRule,
+    pub restart: RestartPolicy,
     #[serde(skip_serializing_if = "is_unset")]
     pub log: LogRotation,
     #[serde(skip_serializing_if = "is_unset")]

@@ -1,5 +1,7 @@
-//! Spec revision: one digest per effect, so that two revisions show the *effect* of a difference even when the older
-//! spec is lost. Format: `v1.<register>.<reload>.<restart>.<replace>.<run>`.
+//! Spec revision: one digest per effect of a spec.
+//!
+//! Two revisions show the *effect* of a difference even when the older spec is lost. Format:
+//! `v1.<register>.<reload>.<restart>.<replace>.<run>`.
 
 use std::fmt;
 use std::str::FromStr;

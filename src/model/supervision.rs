@@ -128,7 +128,7 @@ impl SpecSection for HealthCheck {
 /// When the agent restarts a resident process that exited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct RestartRule {
+pub struct RestartPolicy {
     #[serde(skip_serializing_if = "is_unset")]
     pub policy: RestartWhen,
     /// Attempts before the process counts as failed; unset: `start_retries`.
@@ -160,9 +160,9 @@ impl RestartWhen {
     }
 }
 
-impl SpecSection for RestartRule {
+impl SpecSection for RestartPolicy {
     fn parts(&self) -> SectionParts {
-        let RestartRule { policy, attempts, success_codes } = self;
+        let RestartPolicy { policy, attempts, success_codes } = self;
         Parts::default()
             .put("policy", (*policy != RestartWhen::default()).then(|| policy.word()))
             .put("attempts", attempts.as_ref())
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn an_unset_section_has_no_parts() {
         assert!(HealthCheck::default().parts().is_empty());
-        assert!(RestartRule::default().parts().is_empty());
+        assert!(RestartPolicy::default().parts().is_empty());
         assert!(LogRotation::default().parts().is_empty());
         assert!(AbsoluteLimits::default().parts().is_empty());
         assert!(Hooks::default().parts().is_empty());

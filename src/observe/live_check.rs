@@ -77,7 +77,7 @@ impl Observation {
             }
         }
         if !caps.reads_specs {
-            self.ledger.lay_under(&mut self.observed, caps, &self.others);
+            self.ledger.fill_unknown(&mut self.observed, caps, &self.others);
         }
         fill_in(&mut self.observed, &self.old);
         has_new_facts

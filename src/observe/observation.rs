@@ -82,7 +82,7 @@ impl Observation {
         let mut world = Observation::default();
         // A list may be older than our last steps: sent specs are assumed, facts are checked live.
         let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
-        world.others = ledger.of_others(&listed, request.caps);
+        world.others = ledger.foreign_instances(&listed, request.caps);
         let (mut observed, open) =
             overlay(listed, ledger.expectations(request.caps), request.caps.lag_secs, backend.now());
         let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
@@ -104,7 +104,7 @@ impl Observation {
                 Err(fault) => info!(%fault, "live status check of recent steps failed"),
             }
         }
-        ledger.lay_under(&mut observed, request.caps, &world.others);
+        ledger.fill_unknown(&mut observed, request.caps, &world.others);
         world.observed = observed;
         world.ledger = ledger;
         Ok(world)

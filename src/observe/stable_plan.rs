@@ -1,4 +1,4 @@
-//! Plan and live check in turns, until a plan needs no new facts.
+//! Stable plan: planning and live checks alternate until no fact is missing.
 
 use super::observation::Observation;
 use super::old_specs::{SearchCache, SpecSearch};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::assess::TargetSpec;
 use super::diff::changes;
 use crate::model::{
-    DigestKey, Effect, EnvValue, Field, KnownSpec, ObservedSpecs, Reason, Rule, SecretKey, SourceLocation,
+    DigestKey, DigestKeyRef, Effect, EnvValue, Field, KnownSpec, ObservedSpecs, Reason, Rule, SourceLocation,
     Spec, SpecRevision, Value, secret_digest,
 };
 
@@ -21,7 +21,7 @@ pub struct SecretView<'a> {
     /// Known specs of the instance: a value that any of them marks as secret is redacted in all.
     specs: Vec<&'a Spec>,
     /// Key of the digests. `None`: they are not shown.
-    key: Option<&'a SecretKey>,
+    key: Option<&'a DigestKey>,
 }
 
 /// A variable's value as it is shown.
@@ -36,7 +36,7 @@ impl<'a> SecretView<'a> {
     pub fn of(seen: &'a ObservedSpecs) -> SecretView<'a> {
         let versions = [&seen.registered, &seen.live].into_iter();
         let specs = versions.filter_map(|version| version.spec()).map(|spec| &***spec).collect();
-        SecretView { specs, key: seen.digest_key.as_ref().and_then(DigestKey::known) }
+        SecretView { specs, key: seen.digest_key.as_ref().and_then(DigestKeyRef::known) }
     }
 
     fn value(&self, value: &EnvValue, is_secret: bool) -> ShownValue {

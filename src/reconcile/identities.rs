@@ -35,7 +35,7 @@ impl<'a> IdentityIndex<'a> {
     }
 
     /// Other instances with the identity that a chain starts a process with.
-    pub fn in_the_way(&self, chain: &Chain<'a>) -> impl Iterator<Item = &'a InstanceKey> {
+    pub fn identity_blockers(&self, chain: &Chain<'a>) -> impl Iterator<Item = &'a InstanceKey> {
         let (key, from) = (chain.key, chain.from);
         let want = chain.want.filter(|_| !self.0.is_empty() && arrives(chain));
         let slot = want.map(|want| (&chain.key.host, want.spec.identity.index_key()));

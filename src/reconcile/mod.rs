@@ -162,7 +162,7 @@ fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
     }
     if !found.rehosted.is_empty() {
         notes.push(format!(
-            "not supervised between unhost and host: {}; {} cannot exchange the name of a supervised process in one \
+            "not supervised while its name changes: {}; {} cannot exchange the name of a supervised process in one \
              operation",
             named(&found.rehosted),
             caps.name()

@@ -16,7 +16,7 @@ use super::choose::choose;
 use super::reasons::{StepReasons, down_rule};
 use super::rules::Rules;
 use crate::model::{
-    AutoType, ConfigFile, Desired, DesiredInstance, DigestKey, Field, HashedSpec, HeldChange, HoldReason,
+    AutoType, ConfigFile, Desired, DesiredInstance, DigestKeyRef, Field, HashedSpec, HeldChange, HoldReason,
     InstanceKey, KnownSpec, Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
 };
 
@@ -340,14 +340,14 @@ fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
 pub fn explained(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> (HoldReason, String) {
     let is_spec = matches!(reason, HoldReason::OldSpecUnknown | HoldReason::RunUnknown);
     match present.and_then(|present| present.seen().specs.digest_key.as_ref()).filter(|_| is_spec) {
-        Some(DigestKey::Unknown(id)) => (
+        Some(DigestKeyRef::Unknown(id)) => (
             HoldReason::SecretKeyUnknown,
             format!(
                 "this caller cannot read key {id} of the secret digests, so the specs cannot be compared. Use an app \
                  with role operate, or with role read and this owner in `owners`"
             ),
         ),
-        Some(DigestKey::Known(_)) | None => (reason, detail(reason, present, caps)),
+        Some(DigestKeyRef::Known(_)) | None => (reason, detail(reason, present, caps)),
     }
 }
 

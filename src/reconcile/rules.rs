@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::caps::Caps;
 use super::constraints::DisruptionSet;
 use crate::model::{
-    Budgets, Hold, HoldReason, InstanceKey, Name, OuterPolicy, Pause, ProcessKey, Protection,
-    RolloutProgress, Selection,
+    Budgets, ControlHostPolicy, DEFAULT_OWNER, Hold, HoldReason, InstanceKey, Name, Pause, ProcessKey,
+    Protection, RolloutProgress, Selection,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub struct Rules {
     pub selection: Selection,
     pub orphans: OrphanRules,
     /// The policy of the control host.
-    pub policy: Option<Arc<OuterPolicy>>,
+    pub policy: Option<Arc<ControlHostPolicy>>,
     /// Decisions of persons on rollouts.
     pub rollouts: BTreeMap<ProcessKey, RolloutProgress>,
 }
@@ -67,7 +67,7 @@ impl Rules {
     pub fn new(caps: Caps) -> Rules {
         Rules {
             caps,
-            owner: "default".to_owned(),
+            owner: DEFAULT_OWNER.to_owned(),
             prune: false,
             adopt: false,
             budgets: Budgets::default(),

@@ -1,4 +1,4 @@
-//! Effects of one spec, as the planner and `explain` read it.
+//! Spec effects: effect of each field of a spec, for the planner and `explain`.
 
 use crate::model::{Effect, Field, OnChange, Spec, SpecRevision, Value};
 pub use crate::model::{EffectTable, base_effect, effect_of};

@@ -156,7 +156,7 @@ pub fn hold_unavailable<'a>(found: &mut PlanDraft<'a>, desired: &'a Desired, obs
         let is_up = chain.want.is_some_and(|want| is_available(chain.key, want, observed));
         is_up && bounded(chain).is_some_and(|(declared, group)| room.of(declared, group) == Some(0))
     };
-    let detail = "as many instances of its group are unavailable as `rollout.max_unavailable` allows";
+    let detail = "`rollout.max_unavailable` of its group is reached";
     hold(found, full, HoldReason::MaxUnavailable, detail);
 }
 

@@ -27,7 +27,7 @@ pub fn build_waves<'a>(
     let chains = std::mem::take(&mut found.chains);
     let mut builder = WaveBuilder::new(desired, observed, rules, &chains, found);
     let mut waiting = builder.schedule_stops(&chains);
-    builder.bring_up(&chains, &mut waiting);
+    builder.schedule_all_starts(&chains, &mut waiting);
     let WaveBuilder { levels, starts, gates, .. } = builder;
     let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
     for (at, chain) in chains.into_iter().enumerate() {
@@ -109,7 +109,7 @@ struct WaveBuilder<'a> {
     /// The wave of a chain's start where it waits for an identity to become free; 0: with the other steps.
     starts: Vec<usize>,
     /// Chains that free an identity which another chain claims.
-    in_the_way: BTreeSet<usize>,
+    identity_blockers: BTreeSet<usize>,
     /// The chains of moved instances, by their earlier names.
     moved_to: HashMap<&'a InstanceKey, usize>,
     /// Instances that cannot stop yet, with the held dependent.
@@ -140,7 +140,7 @@ impl<'a> WaveBuilder<'a> {
             seen_as: found.seen_as.clone(),
             levels: vec![0; chains.len()],
             starts: vec![0; chains.len()],
-            in_the_way: BTreeSet::new(),
+            identity_blockers: BTreeSet::new(),
             moved_to: chains.iter().enumerate().filter_map(|(at, chain)| Some((chain.from?, at))).collect(),
             needed: HashMap::new(),
             ends: HashMap::new(),
@@ -244,12 +244,13 @@ impl<'a> WaveBuilder<'a> {
         }
     }
 
-    /// Schedules starts: dependencies before dependents. Adds the chains whose dependencies will not become ready.
-    fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
+    /// Schedules starts until the order is stable: dependencies before dependents. Adds the chains whose dependencies will not
+    /// become ready.
+    fn schedule_all_starts(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
         let identities = IdentityIndex::new(self.inputs.observed, self.inputs.rules.stale_after_secs, chains);
-        self.in_the_way = chains
+        self.identity_blockers = chains
             .iter()
-            .flat_map(|chain| identities.in_the_way(chain))
+            .flat_map(|chain| identities.identity_blockers(chain))
             .filter_map(|other| self.leaver(other, chains))
             .collect();
         let (ends, gates) = (self.ends.clone(), self.gates.clone());
@@ -307,7 +308,7 @@ impl<'a> WaveBuilder<'a> {
                         };
                         match ready {
                             // A chain that frees an identity stops at once; only its start waits.
-                            Ok(after) if self.in_the_way.contains(at) => {
+                            Ok(after) if self.identity_blockers.contains(at) => {
                                 self.starts[*at] = self.starts[*at].max(after);
                             }
                             Ok(after) => level = level.max(after),
@@ -332,7 +333,7 @@ impl<'a> WaveBuilder<'a> {
         waiting: &mut BTreeMap<usize, String>,
     ) {
         for (at, chain) in chains.iter().enumerate() {
-            for other in identities.in_the_way(chain) {
+            for other in identities.identity_blockers(chain) {
                 match self.leaver(other, chains).filter(|at| !waiting.contains_key(at)) {
                     Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
                     None => {

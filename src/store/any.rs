@@ -1,4 +1,4 @@
-//! Store of either kind, embedded or remote, with a key prefix per target.
+//! Any store: embedded or remote, with a key prefix per target.
 //!
 //! A target's own store holds only the state of that target. Another store may hold the state of several targets, each
 //! under its own prefix.

@@ -76,9 +76,9 @@ pub struct Lease {
 /// Result of a lease request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAttempt {
-    Ours(Lease),
+    Acquired(Lease),
     /// Another holder has it. `left_ms`: time until it expires without a renewal.
-    Theirs {
+    HeldByOther {
         holder: Holder,
         generation: u64,
         left_ms: u64,
@@ -127,7 +127,7 @@ pub enum Fenced {
     /// Another holder has taken the lease since.
     Older,
     /// No holder ever had this generation.
-    NeverGiven,
+    NeverIssued,
     /// Its holder released the lease.
     Released,
 }
@@ -137,11 +137,11 @@ impl Record {
     pub fn fences(record: Option<&Record>, generation: u64) -> Option<Fenced> {
         let last = record.map_or(0, Record::last);
         match (record, generation) {
-            (_, 0) => Some(Fenced::NeverGiven),
+            (_, 0) => Some(Fenced::NeverIssued),
             (Some(record), _) if generation == last && record.holder.is_some() => None,
             _ if generation == last => Some(Fenced::Released),
             _ if generation < last => Some(Fenced::Older),
-            _ => Some(Fenced::NeverGiven),
+            _ => Some(Fenced::NeverIssued),
         }
     }
 
@@ -222,8 +222,8 @@ fn ms(time: Duration) -> i64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseLost {
     /// No renewal succeeded within the lifetime: another process may hold the lease.
-    RanOut,
-    Theirs,
+    Expired,
+    TakenOver,
 }
 
 /// Renews a lease until it is lost.
@@ -234,9 +234,9 @@ pub async fn renew_until_lost<S: Store>(state: &S, lease: &Lease) -> LeaseLost {
         let asked = Instant::now();
         match tokio::time::timeout_at(until, state.renew_lease(lease, LEASE_TTL)).await {
             Ok(Ok(true)) => until = asked + LEASE_TTL,
-            Ok(Ok(false)) => return LeaseLost::Theirs,
+            Ok(Ok(false)) => return LeaseLost::TakenOver,
             Ok(Err(_)) | Err(_) if Instant::now() < until => {}
-            Ok(Err(_)) | Err(_) => return LeaseLost::RanOut,
+            Ok(Err(_)) | Err(_) => return LeaseLost::Expired,
         }
     }
 }
@@ -332,11 +332,11 @@ mod tests {
     fn a_generation_counts_while_the_lease_holds_it() {
         let (me, other) = (Holder::this("me"), Holder::this("other"));
         let fences = |record: &Record, generation| Record::fences(Some(record), generation);
-        assert_eq!(Record::fences(None, 1), Some(Fenced::NeverGiven));
+        assert_eq!(Record::fences(None, 1), Some(Fenced::NeverIssued));
         let held = Record::taken_by(None, &me, FIVE, 1000).expect("free");
         assert_eq!(fences(&held, 1), None);
         for forged in [0, 2, MAX_GENERATION, u64::MAX] {
-            assert_eq!(fences(&held, forged), Some(Fenced::NeverGiven), "{forged}");
+            assert_eq!(fences(&held, forged), Some(Fenced::NeverIssued), "{forged}");
         }
         // Expired, and no other holder took it: as before.
         let next = Record::taken_by(Some(held.clone()), &other, FIVE, 6000).expect("expired");
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(fences(&released, 2), Some(Fenced::Released));
         // An earlier version took any number from a request.
         let forged = Record { generation: u64::MAX, ..released };
-        assert_eq!(fences(&forged, u64::MAX), Some(Fenced::NeverGiven));
+        assert_eq!(fences(&forged, u64::MAX), Some(Fenced::NeverIssued));
         assert_eq!(Record::taken_by(Some(forged), &me, FIVE, 9000).expect("free").generation, 1);
     }
 

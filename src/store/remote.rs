@@ -131,10 +131,10 @@ impl Store for Remote {
         let request = StoreRequest::TakeLease { name: name.to_owned(), holder: holder.clone(), lives_ms };
         Ok(match self.ask(request).await? {
             LeaseAnswer::Ours { generation } => {
-                LeaseAttempt::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
+                LeaseAttempt::Acquired(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
             }
             LeaseAnswer::Theirs { holder, generation, left_ms } => {
-                LeaseAttempt::Theirs { holder, generation, left_ms }
+                LeaseAttempt::HeldByOther { holder, generation, left_ms }
             }
         })
     }

@@ -133,7 +133,7 @@ fn bytes_in(folder: &std::path::Path) -> u64 {
 }
 
 fn metric(server: &Server, name: &str) -> u64 {
-    let text = server.send("GET", "/metrics", crate::listeners::AUTH, b"").1;
+    let text = server.send("GET", "/metrics", crate::listener_attacks::AUTH, b"").1;
     let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_default();
     line.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{name}: {text}"))
 }

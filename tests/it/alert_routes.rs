@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::alerts::{routes, webhook};
 use crate::apply::Machine;
+use crate::controller_api::{address, get};
 use crate::fixtures::receiver::{AlertReceiver, Behaviour};
-use crate::listen::{address, get};
 use crate::support::{project, until};
 use crate::watch::{read_log, watch};
 

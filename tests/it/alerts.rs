@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use serde_json::Value;
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::controller_api::{address, get};
 use crate::fixtures::receiver::{AlertReceiver, Behaviour};
 use crate::git::Repo;
-use crate::listen::{address, get};
 use crate::rollouts;
 use crate::support::until;
 use crate::watch::{read_log, running, stop_directly, watch};

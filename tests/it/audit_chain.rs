@@ -164,7 +164,7 @@ fn every_kind_of_tampering_is_found_at_its_line() {
             "header changed",
             |lines| lines[0] = lines[0].replace("\"first\":1", "\"first\":2"),
             1,
-            "its name says",
+            "its file name has",
         ),
         (
             "rewritten with new hashes",

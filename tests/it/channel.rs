@@ -1,4 +1,4 @@
-//! The agent channel of the gateway, with a stand-in for the agent: what neither is lost nor repeated when a side fails.
+//! Agent channel of the gateway, with a simulated agent: no message is lost or repeated when a side fails.
 
 use std::time::Duration;
 

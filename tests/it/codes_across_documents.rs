@@ -1,6 +1,6 @@
 //! Problem codes of fields and documents that contradict each other: each has an input that triggers it.
 
-use crate::codes::{expect, one, other};
+use crate::problem_codes::{expect, one, other};
 use crate::support::{GOOD, Tree, with};
 
 #[test]
@@ -20,7 +20,7 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
     );
     one(
         &with("auto_type: 1", "auto_type: 2").replace("spec:", "state: unhosted\nspec:"),
-        "a.yaml:5:8 E0303 a one-shot process (auto_type 2) cannot be unhosted: it is not supervised | use running, stopped or absent",
+        "a.yaml:5:8 E0303 a one-shot process (auto_type 2) cannot have state unhosted: a one-shot is never supervised | use running, stopped or absent",
     );
     one(
         &with("spec:", "moved_from: 0:10.0.0.2:web:api\nspec:"),

@@ -143,6 +143,23 @@ fn a_discovered_file_may_set_the_owner_but_not_the_state_store() {
     assert_eq!((&files[1]["origin"], &files[1]["targets"][0]), (&"user".into(), &"it".into()), "{out}");
 }
 
+/// `--owner default` is that owner, whatever the config file says.
+#[test]
+fn history_shows_the_named_owner_else_that_of_the_config_file() {
+    let checkout = Checkout::new();
+    checkout.tree.write(
+        "home/.config/abide/config.yaml",
+        "owner: web-team\n".to_owned() + &checkout.target("it", "{env: THE_SECRET}"),
+    );
+    let history = |more: &[&str]| {
+        let (code, out, err) = checkout.run(&[&["history", "--target", "it"], more].concat());
+        assert_eq!(code, 0, "{err}");
+        out + &err
+    };
+    assert!(history(&[]).contains("owner \"web-team\" has no applied revisions"));
+    assert!(history(&["--owner", "default"]).contains("owner \"default\" has no applied revisions"));
+}
+
 #[test]
 fn the_record_is_for_its_user_alone() {
     let checkout = Checkout::new();

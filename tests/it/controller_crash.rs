@@ -1,5 +1,6 @@
-//! `apply` and `watch` are killed at every write of the journal and every call, and started again: everything comes to be as
-//! without a death, and every command ran as often. A reload may run twice where calls have no names, never not at all.
+//! Controller crashes: `apply` and `watch` converge after a kill at every journal write and every call.
+//!
+//! Every command runs as often as without a kill. A reload may run twice on targets without call ids, and runs at least once.
 //!
 //! The processes record what happens: each command writes a line. A few points are tried by default, all of
 //! them with `ABIDE_SOAK`.

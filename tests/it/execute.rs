@@ -1,4 +1,4 @@
-//! Plan execution against a scripted target: which steps start, which do not, and when. Time is paused.
+//! Plan execution against a scripted target: started and skipped steps, and their order. Time is paused.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

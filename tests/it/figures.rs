@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
+use crate::controller_api::{address, converged, get, send, token};
 use crate::fixtures::schemas::assert_described;
-use crate::listen::{address, converged, get, send, token};
 use crate::process_tree::{START, STOP, replaced};
 use crate::support::{needs, needs_root, until};
 use crate::system::{System, is_alive, parent_of, processes};

@@ -1,4 +1,4 @@
-//! Input that is made to hurt: a problem with a place, quickly and in little memory, and never a panic.
+//! Hostile manifests: each gives a problem with a location, within limits of time and memory, and no panic.
 //!
 //! Memory is bounded by the kernel: 224 MB of data, which leaves 32 MB of 256 MB for the resident code. Address space is no
 //! bound, since it contains all code of a debug build. Time is bounded by a deadline that only a runaway reaches.

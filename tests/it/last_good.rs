@@ -11,9 +11,9 @@ use abide::store::Embedded;
 use serde_json::Value;
 
 use crate::apply::Machine;
+use crate::controller_api::{address, get};
 use crate::fixtures::manifest::Manifest;
 use crate::fixtures::workspace::Workspace;
-use crate::listen::{address, get};
 use crate::support::until;
 use crate::watch::{read_log, running, stop_directly, watch};
 

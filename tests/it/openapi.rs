@@ -8,8 +8,8 @@ use abide::gateway::routes;
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
+use crate::controller_api::{Events, address, get, send, token};
 use crate::fixtures::schemas::{assert_accepted, assert_described};
-use crate::listen::{Events, address, get, send, token};
 use crate::server::Server;
 use crate::support::until;
 use crate::watch::watch;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::apply::Machine;
+use crate::controller_api::{Events, address};
 use crate::fixtures::machine::start_logged;
 use crate::fixtures::people::{
     ANN, BOB, HTML, ROOT, Site, bearer, between, digest, set_cookie, users, write_private,
 };
 use crate::fixtures::schemas::assert_described;
-use crate::listen::{Events, address};
 use crate::support::until;
 use crate::watch::read_log;
 

@@ -5,11 +5,11 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
+use crate::controller_api::{address, get, send, token};
 use crate::fixtures::certificates::{Authority, Pair};
 use crate::fixtures::people::{
     ANN, BOB, HTML, ROOT, Site, bearer, between, set_cookie, users, write_private,
 };
-use crate::listen::{address, get, send, token};
 use crate::support::{abide, needs, stderr, stdout, until};
 use crate::watch::{read_log, watch};
 

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::controller_api::send;
 use crate::fixtures::http::Answer;
 use crate::fixtures::machine::{KillOnDrop, start_logged};
 use crate::fixtures::people::{ANN, HTML, Site, bearer, between, set_cookie, users, write_private};
 use crate::fixtures::workspace::Workspace;
-use crate::listen::send;
 use crate::process_tree::port;
 use crate::serve::Gateway;
 use crate::support::{needs, until};

@@ -1,7 +1,7 @@
 //! Matrix of the status server: every route of its own table, for every kind of caller.
 
+use crate::controller_api::Events;
 use crate::fixtures::people::{Site, bearer, digest, write_private};
-use crate::listen::Events;
 use crate::support::until;
 
 /// Who calls a route of the matrix.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::apply::Machine;
-use crate::listen::{address, get, send, token};
+use crate::controller_api::{address, get, send, token};
 use crate::support::until;
 use crate::watch::{read_log, running, watch};
 

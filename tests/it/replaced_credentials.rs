@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::fixtures::people::write_private;
 use crate::fixtures::workspace::Workspace;
-use crate::listeners::AUTH;
+use crate::listener_attacks::AUTH;
 use crate::serve::Gateway;
 use crate::server::{Lines, Server};
 use crate::support::until;

@@ -1,4 +1,4 @@
-//! Rollouts of real processes: what a failed one leaves behind, and the reason that everyone reads.
+//! Rollouts of real processes: the state after a failed rollout, and the reason in every output.
 
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use abide::store::{Embedded, Store};
+use abide::store::{Embedded, Store, keys as store_keys};
 use serde_json::{Value, json};
 
 use crate::cutting_proxy::{Direction, Fate, Message, Proxy, Rule};
@@ -227,7 +227,7 @@ fn numbers_continue_above_what_an_agent_knows_and_a_forged_one_is_ignored() {
     assert!(next(0) > ahead, "and it stays so");
 }
 
-/// Records of operations that ran, in a copy of the agent's store.
+/// Operations that the agent remembers, with acknowledged results or without, in a copy of its store.
 fn records(system: &System) -> usize {
     let copy = tempfile::tempdir().expect("a folder");
     let agent = system.path("agent");
@@ -246,8 +246,9 @@ fn records(system: &System) -> usize {
         return usize::MAX;
     };
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let page = runtime.block_on(store.range("ran/", None, usize::MAX)).expect("a page");
-    page.entries.len()
+    let entries =
+        |prefix| runtime.block_on(store.range(prefix, None, usize::MAX)).expect("a page").entries.len();
+    entries(store_keys::RESULT_PREFIX) + entries(store_keys::ACKNOWLEDGED_PREFIX)
 }
 
 #[test]

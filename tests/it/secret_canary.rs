@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::agent_enrollment::write_server_files;
 use crate::apply::KillOnDrop;
 use crate::fixtures::canaries::Canaries;
 use crate::fixtures::git_server::git_server;
@@ -20,7 +21,6 @@ use crate::fixtures::people::{between, set_cookie, write_private};
 use crate::fixtures::tls_client::{over_tls, read_start};
 use crate::fixtures::workspace::Workspace;
 use crate::http::Answer;
-use crate::joining::write_server_files;
 use crate::serve::Gateway;
 use crate::support::{abide, command, needs, stderr, stdout, until};
 use crate::system::{kill, processes, whoami};

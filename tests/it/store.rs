@@ -217,12 +217,13 @@ async fn changes_come_from_any_number_on(store: impl Store) {
 
 async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
     let (me, long, short) = (Holder::this("me"), Duration::from_secs(60), Duration::from_millis(1));
-    let Ok(LeaseAttempt::Ours(lease)) = store.take_lease("writer", &me, long).await else {
+    let Ok(LeaseAttempt::Acquired(lease)) = store.take_lease("writer", &me, long).await else {
         panic!("not taken")
     };
     // A live holder: this process under another name.
     let other = Holder::this("other");
-    let Ok(LeaseAttempt::Theirs { holder, generation, .. }) = store.take_lease("writer", &other, long).await
+    let Ok(LeaseAttempt::HeldByOther { holder, generation, .. }) =
+        store.take_lease("writer", &other, long).await
     else {
         panic!("taken twice")
     };
@@ -230,18 +231,18 @@ async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
     assert!(store.renew_lease(&lease, long).await.expect("an answer"));
     store.release_lease(&lease).await.expect("a release");
     assert!(!store.renew_lease(&lease, long).await.expect("an answer"), "what was given up is not renewed");
-    let Ok(LeaseAttempt::Ours(second)) = store.take_lease("writer", &other, short).await else {
+    let Ok(LeaseAttempt::Acquired(second)) = store.take_lease("writer", &other, short).await else {
         panic!("not taken")
     };
     assert!(second.generation > lease.generation);
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let Ok(LeaseAttempt::Ours(third)) = store.take_lease("writer", &me, long).await else {
+    let Ok(LeaseAttempt::Acquired(third)) = store.take_lease("writer", &me, long).await else {
         panic!("it expired")
     };
     assert!(third.generation > second.generation);
     assert!(!store.renew_lease(&second, long).await.expect("an answer"));
     // Another lease is another lease.
-    assert!(matches!(store.take_lease("leader", &other, long).await, Ok(LeaseAttempt::Ours(_))));
+    assert!(matches!(store.take_lease("leader", &other, long).await, Ok(LeaseAttempt::Acquired(_))));
 }
 
 async fn a_value_that_does_not_parse_is_an_error_with_its_key(store: impl Store) {
@@ -255,9 +256,9 @@ async fn a_value_that_does_not_parse_is_an_error_with_its_key(store: impl Store)
         assert!(error.contains("lease/writer") && !error.contains("s3cret"), "{error}");
     }
     // Other leases are not affected, and an administrator can replace the record.
-    assert!(matches!(store.take_lease("leader", &me, long).await, Ok(LeaseAttempt::Ours(_))));
+    assert!(matches!(store.take_lease("leader", &me, long).await, Ok(LeaseAttempt::Acquired(_))));
     assert!(matches!(store.reset_lease("writer", 7, true).await, Ok(Reset::Free { generation: 8 })));
-    let Ok(LeaseAttempt::Ours(lease)) = store.take_lease("writer", &me, long).await else {
+    let Ok(LeaseAttempt::Acquired(lease)) = store.take_lease("writer", &me, long).await else {
         panic!("not taken")
     };
     assert_eq!(lease.generation, 9);

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::apply::{KillOnDrop, Machine};
-use crate::listen::{address, get};
+use crate::controller_api::{address, get};
 use crate::support::until;
 use crate::system::kill;
 use crate::watch::running;

@@ -1,5 +1,6 @@
-//! Law: what others started or registered is never touched without `--adopt`. Thousands of seeded worlds, every dialect, lost
-//! and doubled calls, lists that lag, runs that die on the way. Time is paused.
+//! Law of unowned processes: processes and registrations of others are never touched without `--adopt`.
+//!
+//! Thousands of seeded worlds have every dialect, lost and doubled calls, lists that lag, and runs that crash. Time is paused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

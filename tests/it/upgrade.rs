@@ -1,4 +1,4 @@
-//! Upgrades: what the last version left on disk and running is kept, with every pid and every `abide_rev`.
+//! Upgrades: files and processes of the last version are kept, with every pid and every `abide_rev`.
 //!
 //! `fixtures/upgrade` holds the files of a gateway and of an agent as that version wrote them (see `make` there).
 //! `ABIDE_OLD=/path/to/abide` names an older binary: the last two tests then replace it by this one, and put it back.

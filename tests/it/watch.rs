@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
-use crate::listen::{address, get};
+use crate::controller_api::{address, get};
 use crate::server::Server;
 use crate::support::until;
 use crate::system::{is_alive, kill};

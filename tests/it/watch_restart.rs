@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use crate::apply::Machine;
-use crate::listen::{address, get};
+use crate::controller_api::{address, get};
 use crate::support::until;
 use crate::system::kill;
 use crate::watch::{read_log, running, stop_directly, watch};
@@ -222,7 +222,7 @@ fn a_dead_local_system_is_restarted() {
     until("it is followed there", || running(&machine, &["a", "b", "c"]));
     // And is not taken over by the next.
     let (code, _, err) = machine.run(&["up", "--listen", "127.0.0.1:0"]);
-    assert!(code == 1 && err.contains("runs already as process"), "{code} {err}");
+    assert!(code == 1 && err.contains("is already running as process"), "{code} {err}");
     assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1"]);
 }
 

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::child::exec_child;
-use super::image::ChildMemory;
+use super::launch_block::ChildMemory;
 use crate::agent::reaper;
 
 /// `struct clone_args` of the kernel.

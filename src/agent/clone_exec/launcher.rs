@@ -26,7 +26,7 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::child;
-use super::image::{Image, MAX_INLINE};
+use super::launch_block::{LaunchBlock, MAX_INLINE};
 use super::pid_words::{LaunchPid, PidTable, PidWords};
 use super::{
     EXEC_TIMEOUT, ExecRequest, ExecStage, Restrictions, SpawnedProcess, Streams, VforkGuard, reap_failed,
@@ -58,7 +58,7 @@ pub enum LauncherError {
 
 /// A process to create: its data and descriptors.
 pub struct CreateRequest<'a> {
-    pub image: &'a Image,
+    pub image: &'a LaunchBlock,
     pub streams: Streams<'a>,
     pub group: Option<BorrowedFd<'a>>,
     pub namespace: Option<BorrowedFd<'a>>,
@@ -440,7 +440,7 @@ mod tests {
             .expect("a file");
         let (mut second, stdout) = (touch("second"), std::io::stdout());
         second.streams.output = stdout.as_fd();
-        let image = Image::data(&second).expect("memory");
+        let image = LaunchBlock::data(&second).expect("memory");
         let request = CreateRequest { image: &image, streams: second.streams, group: None, namespace: None };
         let _requested = begin(&request).expect("a request");
         rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("this process");

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::child::{self, reset_signals};
 use super::clone3::{self, CloneWords};
-use super::image::MAX_IMAGE;
+use super::launch_block::MAX_IMAGE;
 use super::launcher::{CreateMessage, LAUNCHER_ARGUMENT, receive};
 use super::pid_words::PidWords;
 use super::slot::{LaunchSlot, LaunchSlots};

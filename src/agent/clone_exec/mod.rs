@@ -16,7 +16,7 @@
 
 mod child;
 mod clone3;
-mod image;
+mod launch_block;
 mod launcher;
 mod launcher_process;
 mod own_pid_file;
@@ -36,7 +36,7 @@ use std::time::Duration;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use self::clone3::CloneWords;
-use self::image::Image;
+use self::launch_block::LaunchBlock;
 use self::launcher::{CreateRequest, LauncherError};
 pub use self::launcher_process::serve_if_launcher;
 pub use self::own_pid_file::OwnPidFile;
@@ -153,7 +153,7 @@ impl ExecRequest<'_> {
         vfork: &VforkGuard,
         shares_table: bool,
     ) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
-        let image = Image::private(self, shares_table).map_err(|error| (ExecStage::Clone, error))?;
+        let image = LaunchBlock::private(self, shares_table).map_err(|error| (ExecStage::Clone, error))?;
         vfork.begin();
         let files = if shares_table { libc::CLONE_FILES } else { 0 };
         let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK | files, vfork.pidfd.as_ptr());
@@ -168,7 +168,7 @@ impl ExecRequest<'_> {
         }
     }
 
-    fn make(&self, image: &Image, flags: c_int, pidfd: *mut c_int) -> io::Result<SpawnedProcess> {
+    fn make(&self, image: &LaunchBlock, flags: c_int, pidfd: *mut c_int) -> io::Result<SpawnedProcess> {
         // Until the process is claimed, the reaper would take it for an orphan.
         let starting = reaper::StartingProcess::begin();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
@@ -182,7 +182,7 @@ impl ExecRequest<'_> {
     /// Waits until the process has called `execve` or failed, at most [`EXEC_TIMEOUT`].
     fn create_by_launcher(&self) -> Result<SpawnedProcess, (ExecStage, io::Error)> {
         let clone_failed = |error| (ExecStage::Clone, error);
-        let image = Image::data(self).map_err(clone_failed)?;
+        let image = LaunchBlock::data(self).map_err(clone_failed)?;
         let request = CreateRequest {
             image: &image,
             streams: self.streams,
@@ -245,7 +245,7 @@ mod tests {
             is_own: true,
             pid_file: None,
         };
-        type Mode = fn(&Image, c_int, &CloneWords) -> io::Result<u32>;
+        type Mode = fn(&LaunchBlock, c_int, &CloneWords) -> io::Result<u32>;
         let modes: [Mode; 2] = [
             |image, flags, words| clone3::clone(&image.memory(), flags, -1, words),
             |image, flags, words| clone3::clone_without_clone3(&image.memory(), flags, words),
@@ -254,7 +254,7 @@ mod tests {
         let sharings = [shared, shared | libc::CLONE_FILES, 0];
         for (mode, sharing) in modes.into_iter().flat_map(|mode| sharings.map(|sharing| (mode, sharing))) {
             let shares_table = sharing & libc::CLONE_FILES != 0;
-            let (image, mut fd) = (Image::private(&request, shares_table).expect("memory"), -1);
+            let (image, mut fd) = (LaunchBlock::private(&request, shares_table).expect("memory"), -1);
             let pid_word = AtomicI32::new(0);
             let words = CloneWords { pidfd: &mut fd, pid: pid_word.as_ptr(), cleared: std::ptr::null_mut() };
             let pid = mode(&image, sharing, &words).expect("a process");

@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::child::ChildContext;
-use super::image::{ChildMemory, MAX_INLINE, STACK};
+use super::launch_block::{ChildMemory, MAX_INLINE, STACK};
 
 /// One slot.
 pub struct LaunchSlot {

@@ -1,5 +1,6 @@
-//! Timer of figure updates to the gateway: one batch per interval, an earlier one after first samples of processes, and all
-//! rows after a failed one.
+//! Timer of figure updates: one batch to the gateway per interval.
+//!
+//! The first samples of a process shorten the interval, and a failed batch sends all rows again.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,11 +7,11 @@ use tracing::{debug, info};
 
 use super::{InstanceTask, OpReply, done, failed};
 use crate::agent::error::AgentError;
+use crate::agent::interrupted_launch;
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
 use crate::agent::tree::LaunchTraces;
-use crate::agent::unrecorded_launch;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::error_chain::chain;
@@ -57,7 +57,7 @@ impl InstanceTask {
             Ok(rights) => {
                 let spec = &live.spec;
                 let found =
-                    unrecorded_launch::find_unrecorded(&self.key, spec, &rights, unclaimed, renamed).await;
+                    interrupted_launch::find_unrecorded(&self.key, spec, &rights, unclaimed, renamed).await;
                 found.map_err(AgentError::from)
             }
             Err(error) => Err(error.into()),

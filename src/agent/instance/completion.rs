@@ -5,7 +5,7 @@ use tracing::info;
 use super::InstanceTask;
 use crate::agent::restart_policy::{Completion, ProcessEnd, completion};
 use crate::agent_protocol::{InstanceHistory, OwnedSpec};
-use crate::model::{AutoType, Effect, RestartRule, RestartWhen, difference};
+use crate::model::{AutoType, Effect, RestartPolicy, RestartWhen, difference};
 
 impl InstanceTask {
     /// End of the process whose handle is still open.
@@ -79,6 +79,6 @@ impl InstanceTask {
     }
 }
 
-fn not_restarted(rule: &RestartRule) -> String {
+fn not_restarted(rule: &RestartPolicy) -> String {
     format!("restart policy {} does not restart it", rule.policy.word())
 }

@@ -17,12 +17,12 @@ use crate::agent::env_exec;
 use crate::agent::environment::{LAUNCH_ID_VARIABLE, environment, ignored_variables};
 use crate::agent::error::{AgentError, LaunchError};
 use crate::agent::exit_record::{ExitRecord, start_id};
+use crate::agent::interrupted_launch::{self, InterruptedLaunch};
 use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
 use crate::agent::sandbox::LaunchSandbox;
 use crate::agent::spawn::{CommandExit, Launch, SpecCommand};
 use crate::agent::start_output::{StartAttempt, last_lines};
-use crate::agent::unrecorded_launch::{self, InterruptedLaunch};
 use crate::agent::user_files::{FileWork, Rights};
 use crate::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
@@ -115,7 +115,7 @@ impl InstanceTask {
                     match error {
                         LaunchError::Foreign(pid) => (RowCode::ALREADY_RUNNING, not_owned(pid)),
                         LaunchError::MayBeForeign(why) => {
-                            failed(format!("nothing was started: {}", AgentError::from(*why)))
+                            failed(format!("not started: {}", AgentError::from(*why)))
                         }
                         error => failed(AgentError::from(error)),
                     }
@@ -201,5 +201,5 @@ async fn is_interrupted(
         return false;
     }
     let launch = InterruptedLaunch { launch_id: evidence.launch_id, spec, group: evidence.group.cloned() };
-    !unrecorded_launch::find_interrupted(shared, &[launch]).await.is_empty()
+    !interrupted_launch::find_interrupted(shared, &[launch]).await.is_empty()
 }

@@ -49,7 +49,7 @@ impl InstanceTask {
         // A launch that an earlier agent began is continued: its process must not be taken for a foreign one.
         let is_continued = self.progress.interrupted.as_ref().is_some_and(|intent| intent.op_id == op_id);
         if !is_continued && let Err(why) = self.reclaim_orphan(owned).await {
-            return failed(format!("nothing was started: {why}"));
+            return failed(format!("not started: {why}"));
         }
         if self.is_running() {
             // A reclaimed daemon of an earlier launch: register and supervise it.
@@ -62,7 +62,7 @@ impl InstanceTask {
         match if is_continued || is_checked_at_launch { Ok(None) } else { self.foreign_pid(owned).await } {
             Ok(None) => {}
             Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
-            Err(why) => return failed(format!("nothing was started: {why}")),
+            Err(why) => return failed(format!("not started: {why}")),
         }
         self.launches.series = RestartSeries::default();
         let (given, hosted) = (self.state.given.clone(), self.state.hosted);
@@ -287,7 +287,7 @@ impl InstanceTask {
             && !is_continued
             && let Err(why) = self.reclaim_orphan(owned).await
         {
-            return failed(format!("nothing was restarted: {why}"));
+            return failed(format!("not restarted: {why}"));
         }
         let is_down = !self.is_running() && !is_stopped;
         if is_down && !supervises {
@@ -302,7 +302,7 @@ impl InstanceTask {
                 match self.foreign_pid(owned).await {
                     Ok(None) => self.launches.series = RestartSeries::default(),
                     Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
-                    Err(why) => return failed(format!("nothing was restarted: {why}")),
+                    Err(why) => return failed(format!("not restarted: {why}")),
                 }
             }
             let reply = Box::pin(self.restart_with_command(owned, command, op_id.as_deref())).await;

@@ -10,7 +10,7 @@ use super::adoption::not_owned;
 use super::history::ExitCause;
 use super::launch::LaunchChecks;
 use super::{InstanceTask, failed, read_clocks};
-use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
+use crate::agent::restart_policy::{RelaunchLimits, RestartAction, RestartEvent, RestartSeries, step};
 use crate::agent::schedule::Schedule;
 use crate::agent_protocol::OwnedSpec;
 use crate::clock;
@@ -129,7 +129,7 @@ impl InstanceTask {
         let (monitor, attempts) = (&given.spec.monitor, given.spec.restart.attempts);
         let ms = |secs: u32| i64::from(secs) * 1000;
         let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
-        let policy = RestartPolicy {
+        let policy = RelaunchLimits {
             retries: attempts.or(monitor.start_retries).unwrap_or(Monitor::START_RETRIES),
             interval_ms,
             settled_ms: interval_ms

@@ -1,5 +1,6 @@
-//! Property of the tree tracker: over random sequences of fork, exec, setsid, exit and reuse of pids, the members of a launch are
-//! its live descendants, and never another process. Trackers with a seeded defect violate it.
+//! Property of the tree tracker: members of a launch are its live descendants, and no other process.
+//!
+//! Sequences of fork, exec, setsid, exit and reuse of pids are random. Trackers with a seeded defect violate the property.
 
 use std::collections::{BTreeMap, BTreeSet};
 

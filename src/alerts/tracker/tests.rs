@@ -1,4 +1,4 @@
-//! Due messages over time.
+//! Tests of the incident tracker: due messages over time.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Audit log of a gateway.
+//! Audit client: pages of a gateway's audit log.
 
 use super::{Abide, BackendError, escaped, read};
 use crate::contract::{AuditPage, AuditVerification};

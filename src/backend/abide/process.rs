@@ -11,8 +11,8 @@ use crate::backend::BackendError;
 use crate::contract::{GatewayProcess, ReportedSpec, RunReport};
 use crate::gse::request::SpecWire;
 use crate::model::{
-    DigestKey, EnvValue, HashedSpec, Health, KnownSpec, LastRun, ObservedInstance, ObservedSpecs, Protection,
-    RunningProcess, SecretKey, Spec, SpecRevision, Time,
+    DigestKey, DigestKeyRef, EnvValue, HashedSpec, Health, KnownSpec, LastRun, ObservedInstance,
+    ObservedSpecs, Protection, RunningProcess, Spec, SpecRevision, Time,
 };
 
 /// The observed instance of a row. Without the key of its digests, its specs are unknown.
@@ -25,7 +25,7 @@ pub(super) fn observed_instance(
     let protections =
         labels.remove("abide_protect").map(|text| Protection::of_label(&text)).unwrap_or_default();
     let digest_key = row.secret_key.as_deref().map(|id| keys.get(id));
-    let key = digest_key.as_ref().and_then(DigestKey::known);
+    let key = digest_key.as_ref().and_then(DigestKeyRef::known);
     let is_known = digest_key.is_none() || key.is_some();
     let plain = |revision: SpecRevision| key.map_or(revision, |key| key.plain_revision(&revision));
     let mut version = |raw: Option<&RawValue>,
@@ -117,17 +117,17 @@ pub(super) fn last_run(ran: Option<&RunReport>, plain: impl Fn(SpecRevision) -> 
 }
 
 /// Parses a spec. The key is that of its digests.
-type ParseSpec = fn(&str, &BTreeMap<String, String>, Option<&SecretKey>) -> Result<HashedSpec, BackendError>;
+type ParseSpec = fn(&str, &BTreeMap<String, String>, Option<&DigestKey>) -> Result<HashedSpec, BackendError>;
 
 /// Cache of parsed specs: thousands of rows share one spec.
 fn known(
     text: &str,
     labels: &BTreeMap<String, String>,
-    key: Option<&SecretKey>,
+    key: Option<&DigestKey>,
     specs: &mut HashMap<String, Arc<HashedSpec>>,
     parse: ParseSpec,
 ) -> Result<Arc<HashedSpec>, BackendError> {
-    let name = format!("{text}{labels:?}{}", key.map_or("", SecretKey::id));
+    let name = format!("{text}{labels:?}{}", key.map_or("", DigestKey::id));
     if let Some(spec) = specs.get(&name) {
         return Ok(Arc::clone(spec));
     }
@@ -139,7 +139,7 @@ fn known(
 fn whole(
     text: &str,
     labels: &BTreeMap<String, String>,
-    _key: Option<&SecretKey>,
+    _key: Option<&DigestKey>,
 ) -> Result<HashedSpec, BackendError> {
     spec(&read::<SpecWire>(text)?, labels).map(HashedSpec::new)
 }
@@ -148,7 +148,7 @@ fn whole(
 fn redacted(
     text: &str,
     labels: &BTreeMap<String, String>,
-    key: Option<&SecretKey>,
+    key: Option<&DigestKey>,
 ) -> Result<HashedSpec, BackendError> {
     let wire: ReportedSpec<SpecWire> = read(text)?;
     let bytes = u128::from_str_radix(&wire.sum, 16);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     /// The row of a process with a secret. Without a key: as a gateway of an earlier version answers.
-    fn row(key: Option<&SecretKey>) -> String {
+    fn row(key: Option<&DigestKey>) -> String {
         let whole = wanted("hunter2");
         let plain = secret_digest("hunter2");
         let digest = key.and_then(|key| key.keyed_digest(&plain)).unwrap_or(plain);
@@ -208,14 +208,14 @@ mod tests {
         json!({
             "instance": "0:10.0.0.1:web:api", "namespace": "web", "name": "api", "host": "0:10.0.0.1", "labels": {},
             "registered": true, "hosted": true, "running": true, "pid": 7, "owner": "shop", "revision": revision,
-            "live_revision": revision, "secret_key": key.map(SecretKey::id), "health": "Healthy", "hosting": "Hosted",
+            "live_revision": revision, "secret_key": key.map(DigestKey::id), "health": "Healthy", "hosting": "Hosted",
             "since": null, "report_time": null, "spec": null, "spec_redacted": redacted, "live_spec": null,
             "live_spec_redacted": redacted,
         })
         .to_string()
     }
 
-    fn observed(key: Option<&SecretKey>, known: bool) -> ObservedInstance {
+    fn observed(key: Option<&DigestKey>, known: bool) -> ObservedInstance {
         let keys = SecretKeyRing::default();
         let hex_keys = key.filter(|_| known).map(|key| (key.id().to_owned(), hex::encode(key.expose())));
         keys.add(&hex_keys.into_iter().collect());
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn digests_with_a_known_key_and_without_a_key_compare_alike() {
-        let key = SecretKey::new([5; 32]);
+        let key = DigestKey::new([5; 32]);
         for seen in [observed(Some(&key), true), observed(None, true)] {
             for version in [&seen.specs.registered, &seen.specs.live] {
                 let spec = version.spec().expect("a whole spec");
@@ -237,16 +237,16 @@ mod tests {
 
     #[test]
     fn without_the_key_the_specs_are_unknown() {
-        let key = SecretKey::new([5; 32]);
+        let key = DigestKey::new([5; 32]);
         let seen = observed(Some(&key), false);
         assert_eq!((&seen.specs.registered, &seen.specs.live), (&KnownSpec::Unknown, &KnownSpec::Unknown));
-        assert_eq!(seen.specs.digest_key, Some(DigestKey::Unknown(key.id().into())));
+        assert_eq!(seen.specs.digest_key, Some(DigestKeyRef::Unknown(key.id().into())));
     }
 
     #[test]
     fn a_key_whose_id_differs_is_not_used() {
         let keys = SecretKeyRing::default();
         keys.add(&BTreeMap::from([("00000000".to_owned(), hex::encode([5; 32]))]));
-        assert_eq!(keys.get("00000000"), DigestKey::Unknown("00000000".into()));
+        assert_eq!(keys.get("00000000"), DigestKeyRef::Unknown("00000000".into()));
     }
 }

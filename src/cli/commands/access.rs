@@ -19,7 +19,7 @@ use crate::error_chain::chain;
 use crate::ids::fresh_secret;
 use crate::model::{HostKey, Name, ProcessKey};
 
-/// Check what an app or a person may do, and hash tokens of people
+/// Check permissions of an app or a person, and hash tokens of people
 #[derive(Debug, clap::Args)]
 pub struct AccessArgs {
     #[command(subcommand)]

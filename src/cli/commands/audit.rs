@@ -19,7 +19,7 @@ use crate::store::{Embedded, keys};
 /// Entries per page of a read from files.
 const PAGE: usize = 1000;
 
-/// Show who changed what through a gateway
+/// Show the audit log of a gateway
 ///
 /// Reads the audit log of the target, which must be an Abide gateway, or with --data the files of a gateway's data folder.
 /// The app of the target needs role admin. An app with a scope sees the entries of its instances, and its own calls.

@@ -10,7 +10,7 @@ use crate::cli::commands::status::warn_not_running;
 use crate::cli::instance_details::{InstanceFacts, no_match};
 use crate::cli::output::age::age_of;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
-use crate::cli::process_table;
+use crate::cli::process_listing;
 use crate::cli::sync_status::ProcessStatus;
 use crate::cli::target::{LocalStart, runtime};
 use crate::cli::{Exit, Failure};
@@ -173,7 +173,7 @@ impl Summary {
     }
 
     fn lines(&self, now: Time) -> Vec<String> {
-        let mut lines = vec![process_table::state_sentence(&self.process, now)];
+        let mut lines = vec![process_listing::state_sentence(&self.process, now)];
         if let Some(exit) = &self.process.last_exit {
             let age = age_of(&exit.time, now).map(|age| format!(" ({age} ago)")).unwrap_or_default();
             lines.push(format!("last exit: {}{age}", visible(&exit.to_string())));

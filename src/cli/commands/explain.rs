@@ -1,5 +1,6 @@
-//! `abide explain`: a manifest field with type, default and effect of a change, the location of its value; and the
-//! meaning of held reasons, states and codes.
+//! `abide explain`: manifest fields, held reasons, states and codes.
+//!
+//! A field has a type, a default, the effect of a change, and with --in the location of its value.
 
 use crate::cli::args::ExplainArgs;
 use crate::cli::output::print::{BOLD, DIM, Printer};

@@ -11,7 +11,7 @@ use crate::cli::commands::status::warn_not_running;
 use crate::cli::declared_names::DeclaredNames;
 use crate::cli::output::print::{Printer, problem, visible};
 use crate::cli::output::table::{Align, Table};
-use crate::cli::process_table::{self, SortKey, TableForm};
+use crate::cli::process_listing::{self, SortKey, TableForm};
 use crate::cli::sync_status::{ProcessStatus, statuses};
 use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
@@ -21,7 +21,7 @@ use crate::control::suspended;
 use crate::engine::other_sources::desired_elsewhere;
 use crate::engine::stored_revisions;
 use crate::manifest::{self, Limits};
-use crate::model::{Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
+use crate::model::{DEFAULT_OWNER, Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
 use crate::reconcile::SyncStatus;
 use crate::source::git::work_tree;
 
@@ -207,7 +207,7 @@ async fn rows(
                         }
                     };
                     let mut listed: Vec<ListedProcess> = meant.map(listed).collect();
-                    process_table::sort(&mut listed, args.sort);
+                    process_listing::sort(&mut listed, args.sort);
                     return Ok(Listing::of_processes(listed, &statuses));
                 }
             }
@@ -286,7 +286,7 @@ impl DeclaredProcesses {
             return Err(Failure::new(Exit::InvalidManifest, message));
         }
         let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
-        let owner = args.owner.as_deref().or(named).unwrap_or("default");
+        let owner = args.owner.as_deref().or(named).unwrap_or(DEFAULT_OWNER);
         let instances = loaded.desired.instances.keys().cloned().collect();
         Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
     }
@@ -334,7 +334,7 @@ fn render(args: &GetArgs, listing: &Listing) -> Result<String, Failure> {
         Form::Text | Form::Wide if rows.is_empty() => Ok(format!("no {}\n", kind_word(args.kind))),
         Form::Text | Form::Wide if args.kind == Kind::Processes => {
             let form = TableForm { wide: args.output == Form::Wide, expand: args.expand };
-            Ok(process_table::table(&listing.processes, &listing.declared, form, now()))
+            Ok(process_listing::table(&listing.processes, &listing.declared, form, now()))
         }
         Form::Text | Form::Wide => Ok(table(args.kind, rows)),
     }

@@ -19,16 +19,16 @@ use crate::store::Error;
 pub struct HistoryArgs {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Owner to show the history of
-    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
-    pub owner: String,
+    /// Owner to show the history of [default: the config file's owner, else `default`]
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
+    pub owner: Option<String>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_HISTORY_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 pub fn run(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let owner = args.target.owner_or(&args.owner)?;
+    let owner = args.target.owner_or_default(args.owner.as_deref())?;
     let (mut entries, pinned) = match args.target.connect(LocalStart::Never)? {
         None => (Vec::new(), None),
         Some(live) => {

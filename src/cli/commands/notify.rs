@@ -14,6 +14,7 @@ use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::contract::{AlertKind, AlertPhase};
 use crate::error_chain::chain;
+use crate::model::DEFAULT_OWNER;
 
 /// Show the routes of alerts, and send a test message
 ///
@@ -96,7 +97,7 @@ fn test(args: &RouteTestArgs, printer: &Printer) -> Result<Exit, Failure> {
     let phase = if args.resolved { AlertPhase::Resolved } else { AlertPhase::Firing };
     let now = clock::now();
     let origin = MessageOrigin {
-        owner: "default".to_owned(),
+        owner: DEFAULT_OWNER.to_owned(),
         target: "local".to_owned(),
         route: name.clone(),
         ..MessageOrigin::default()

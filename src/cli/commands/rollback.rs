@@ -77,8 +77,7 @@ const MIN_PREFIX_LEN: usize = 6;
 pub fn run(args: RollbackArgs, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let done = (|| {
-        let owner = args.owner.clone().map_or_else(|| args.target.owner(), |owner| Ok(Some(owner)));
-        let owner = owner?.unwrap_or_else(|| "default".to_owned());
+        let owner = args.target.owner_or_default(args.owner.as_deref())?;
         let live = args.target.connect_or_start(printer)?;
         runtime()?.block_on(async {
             match &args.to {

@@ -41,7 +41,7 @@ pub enum RolloutVerb {
     ///
     /// The decision is stored. The next `apply`, or a running `watch`, continues the rollout.
     Promote(RolloutDecisionArgs),
-    /// Stop a rollout where it is
+    /// Abort a rollout: changed instances keep the new version
     ///
     /// The process is held (`RolloutAborted`) until the rollout is promoted or undone, or the manifest has another version.
     Abort(RolloutDecisionArgs),
@@ -106,8 +106,7 @@ pub struct RolloutOwnerArgs {
 
 impl RolloutOwnerArgs {
     fn name(&self) -> Result<String, Failure> {
-        let owner = self.owner.clone().map_or_else(|| self.target.owner(), |owner| Ok(Some(owner)));
-        Ok(owner?.unwrap_or_else(|| "default".to_owned()))
+        self.target.owner_or_default(self.owner.as_deref())
     }
 }
 

@@ -365,7 +365,7 @@ fn out_of_sync_reason(status: &ProcessStatus) -> Option<String> {
             if let Some(held) = status.next.iter().find_map(held)
                 && given_up.contains(&held) =>
         {
-            return Some(format!("out of sync, and watch has given up: {}", held.word()));
+            return Some(format!("out of sync and suspended by watch: {}", held.word()));
         }
         SyncStatus::OutOfSync => {}
         // A declared instance on a host that cannot be observed.

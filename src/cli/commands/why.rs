@@ -1,5 +1,4 @@
-//! `abide why`: the events of an instance, oldest first: its manifest, the runs that changed it and its exits;
-//! then its present state and next action.
+//! `abide why`: the events of an instance, oldest first, its present state and its next operation.
 
 use crate::cli::args::PlainForm;
 use crate::cli::commands::describe::next_text;
@@ -10,15 +9,15 @@ use crate::cli::instance_details::{InstanceFacts, no_match};
 use crate::cli::output::age::local_and_age;
 use crate::cli::output::print::{BOLD, DIM, Printer, visible};
 use crate::cli::output::table::{Align, pad};
-use crate::cli::process_table;
+use crate::cli::process_listing;
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::{self, now};
-use crate::contract::{self, HistoryEntry, InstanceStory, StoryEvent, TargetProcess};
+use crate::contract::{self, HistoryEntry, InstanceTimeline, TargetProcess, TimelineEvent};
 use crate::control::stored_revisions::{self, ActiveRevision};
 use crate::model::{InstanceKey, SyncStatus, Time};
 
-/// Show the events of a process, oldest first, and what is next
+/// Show the events of a process, oldest first, and the next operation
 ///
 /// Each line is an event: the active manifest and its commit, the runs that operated the process with their results, and
 /// its exits. The last lines are the present state, and the next operation or the reason why the process is held.
@@ -34,34 +33,34 @@ pub struct WhyArgs {
 
 pub fn run(args: &WhyArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.instances.target.connect(LocalStart::Never)?;
-    let stories = match &live {
+    let timelines = match &live {
         None => {
             warn_not_running(&args.instances.target, printer)?;
             Vec::new()
         }
-        Some(live) => runtime()?.block_on(stories(live, args, printer))?,
+        Some(live) => runtime()?.block_on(timelines(live, args, printer))?,
     };
     if args.output == PlainForm::Json {
-        printer.data(&contract::pretty(&stories));
+        printer.data(&contract::pretty(&timelines));
     }
-    if stories.is_empty() {
+    if timelines.is_empty() {
         let note = live.as_ref().and_then(ConnectedTarget::list_note);
         no_match(&args.instances, note).iter().for_each(|line| printer.info(line));
     } else if args.output == PlainForm::Text {
         let now = now();
-        printer.styled(&stories.iter().map(|story| render(story, now)).collect::<Vec<_>>().join("\n"));
+        printer.styled(&timelines.iter().map(|story| render(story, now)).collect::<Vec<_>>().join("\n"));
     }
     Ok(Exit::Done)
 }
 
-async fn stories(
+async fn timelines(
     live: &ConnectedTarget,
     args: &WhyArgs,
     printer: &Printer,
-) -> Result<Vec<InstanceStory>, Failure> {
+) -> Result<Vec<InstanceTimeline>, Failure> {
     let facts = InstanceFacts::read(live, &args.instances).await?;
     facts.missing.iter().for_each(|message| printer.info(message));
-    let mut stories = Vec::new();
+    let mut timelines = Vec::new();
     for row in &facts.rows {
         let status = facts.statuses.get(row.instance());
         let listed = row.clone().listed(status.map_or(SyncStatus::Unknown, |status| status.sync));
@@ -74,34 +73,34 @@ async fn stories(
         let mut events = events(row, &facts);
         events.extend(status.and(active).map(|active| activation(&active)));
         events.sort_by_key(|event| clock::read(&event.at));
-        stories.push(InstanceStory {
+        timelines.push(InstanceTimeline {
             instance: row.instance().clone(),
             declared: status.and_then(|status| status.declared.clone()),
             events,
-            state: process_table::state(&listed),
+            state: process_listing::state(&listed),
             next_action: status.map(|status| status.next.clone()),
             process: listed,
         });
     }
-    Ok(stories)
+    Ok(timelines)
 }
 
 /// The event of the activation of the manifests.
-fn activation(active: &ActiveRevision) -> StoryEvent {
+fn activation(active: &ActiveRevision) -> TimelineEvent {
     let commit =
         active.commit.as_deref().map(|commit| format!(", commit {}", short_id(commit))).unwrap_or_default();
     let revision = short_id(active.revision.as_str());
     event(active.at.to_string(), "manifest", format!("{} active, revision {revision}{commit}", active.source))
 }
 
-fn event(at: String, kind: &str, text: String) -> StoryEvent {
-    StoryEvent { at, kind: kind.to_owned(), text }
+fn event(at: String, kind: &str, text: String) -> TimelineEvent {
+    TimelineEvent { at, kind: kind.to_owned(), text }
 }
 
 /// The events of an instance, unsorted.
-fn events(row: &TargetProcess, facts: &InstanceFacts) -> Vec<StoryEvent> {
+fn events(row: &TargetProcess, facts: &InstanceFacts) -> Vec<TimelineEvent> {
     let instance = row.instance();
-    let mut events: Vec<StoryEvent> =
+    let mut events: Vec<TimelineEvent> =
         facts.history.iter().filter_map(|run| operated(run, instance)).collect();
     if let TargetProcess::Gateway(process) = row {
         events.extend(
@@ -126,7 +125,7 @@ fn events(row: &TargetProcess, facts: &InstanceFacts) -> Vec<StoryEvent> {
 }
 
 /// The operations of a run on the instance, with results.
-fn operated(run: &HistoryEntry, instance: &InstanceKey) -> Option<StoryEvent> {
+fn operated(run: &HistoryEntry, instance: &InstanceKey) -> Option<TimelineEvent> {
     let steps = run.steps.iter().filter(|step| step.instance == *instance);
     let done = steps.map(|step| match step.message.is_empty() {
         true => format!("{} {}", step.op, step.outcome.word()),
@@ -148,7 +147,7 @@ fn operated(run: &HistoryEntry, instance: &InstanceKey) -> Option<StoryEvent> {
     })
 }
 
-fn render(story: &InstanceStory, now: Time) -> String {
+fn render(story: &InstanceTimeline, now: Time) -> String {
     let mut text = format!("{BOLD}{}{BOLD:#}\n", visible(&story.instance.to_string()));
     let mut line = |name: &str, value: &str| {
         text.push_str(&format!("  {DIM}{}{DIM:#}  {value}\n", pad(name, 11, Align::Left)));
@@ -167,7 +166,7 @@ fn render(story: &InstanceStory, now: Time) -> String {
         let at = local_and_age(&event.at, now).unwrap_or_else(|| visible(&event.at));
         line(&event.kind, &format!("{at}  {}", visible(&event.text)));
     }
-    line("now", &process_table::state_sentence(&story.process, now));
+    line("now", &process_listing::state_sentence(&story.process, now));
     if let Some(message) = story.process.message.as_deref().and_then(|text| text.lines().next()) {
         line("message", &visible(message));
     }

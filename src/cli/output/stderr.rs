@@ -1,5 +1,6 @@
-//! Standard error. Daemons write it from a separate thread with a bounded queue: a reader that stalls does not block
-//! the daemon. Lines beyond the queue are dropped and counted.
+//! Standard error: a queued writer that never blocks a daemon.
+//!
+//! A separate thread writes from a bounded queue. Lines beyond the queue are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::Write;

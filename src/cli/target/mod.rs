@@ -25,6 +25,7 @@ use crate::backend::{Abide, AnyBackend};
 use crate::cli::output::print::Printer;
 use crate::error_chain::chain;
 use crate::http::{ApiClient, ClientError};
+use crate::model::DEFAULT_OWNER;
 use crate::reconcile::Caps;
 use crate::store::{AnyStore, Embedded, Remote};
 
@@ -66,10 +67,10 @@ impl TargetArgs {
         }
     }
 
-    /// The owner from --owner, else from the config file.
-    pub fn owner_or(&self, typed: &str) -> Result<String, Failure> {
-        let configured = if typed == "default" { self.owner()? } else { None };
-        Ok(configured.unwrap_or_else(|| typed.to_owned()))
+    /// The owner from --owner, else from the config file, else `default`.
+    pub fn owner_or_default(&self, typed: Option<&str>) -> Result<String, Failure> {
+        let owner = typed.map_or_else(|| self.owner(), |owner| Ok(Some(owner.to_owned())))?;
+        Ok(owner.unwrap_or_else(|| DEFAULT_OWNER.to_owned()))
     }
 
     /// The owner in the config file.

@@ -22,7 +22,7 @@ pub struct RevisionInputs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manifests {
     /// The source was not read yet.
-    Silent,
+    NotRead,
     Read {
         coverage: Coverage,
         /// No instance is declared.
@@ -57,9 +57,9 @@ impl Manifests {
     }
 
     /// Whether the desired state is known: unreadable manifests without any declaration say nothing.
-    fn declare_a_state(self) -> bool {
+    fn is_state_known(self) -> bool {
         match self {
-            Manifests::Silent => false,
+            Manifests::NotRead => false,
             Manifests::Read { coverage: Coverage::Complete, .. } => true,
             Manifests::Read { coverage: Coverage::LastGood | Coverage::UnknownFiles, is_empty } => !is_empty,
         }
@@ -67,7 +67,7 @@ impl Manifests {
 
     fn is_activatable(self) -> bool {
         match self {
-            Manifests::Silent | Manifests::Read { coverage: Coverage::UnknownFiles, .. } => false,
+            Manifests::NotRead | Manifests::Read { coverage: Coverage::UnknownFiles, .. } => false,
             Manifests::Read { coverage: Coverage::Complete | Coverage::LastGood, .. } => true,
         }
     }
@@ -120,7 +120,7 @@ pub fn choose_revision(inputs: &RevisionInputs) -> Choice {
     let (from, manifests) = match (pinned, last_applied) {
         (Some(pinned), _) => (RevisionOrigin::Pin, pinned),
         (None, Some(last)) => (RevisionOrigin::LastApplied, last.manifests),
-        (None, None) if source == Manifests::Silent => return Choice::Nothing,
+        (None, None) if source == Manifests::NotRead => return Choice::Nothing,
         (None, None) => (RevisionOrigin::Source, source),
     };
     // A pin is set by a person, and a last applied revision was active before: --follow does not apply to them.
@@ -132,13 +132,13 @@ pub fn choose_revision(inputs: &RevisionInputs) -> Choice {
     let leaves_source = match from {
         RevisionOrigin::Pin => false,
         RevisionOrigin::LastApplied => {
-            source != Manifests::Silent && last_applied.is_some_and(|last| !last.is_of_source)
+            source != Manifests::NotRead && last_applied.is_some_and(|last| !last.is_of_source)
         }
         RevisionOrigin::Source => !follow,
     };
     Choice::Revision(ChosenRevision {
         from,
-        is_known: manifests.declare_a_state(),
+        is_known: manifests.is_state_known(),
         leaves_source,
         disabled,
         all_is_drift: from == RevisionOrigin::LastApplied && !heal,
@@ -171,7 +171,7 @@ mod tests {
 
     fn all_inputs() -> Vec<RevisionInputs> {
         let reads = all_reads();
-        let sources = || reads.iter().copied().chain([Manifests::Silent]);
+        let sources = || reads.iter().copied().chain([Manifests::NotRead]);
         let pins = || reads.iter().copied().map(Some).chain([None]);
         let is_same = |manifests| {
             [false, true].map(|is_of_source| Some(LastAppliedManifests { manifests, is_of_source }))
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn is_silent(inputs: &RevisionInputs) -> bool {
-        inputs.source == Manifests::Silent
+        inputs.source == Manifests::NotRead
     }
 
     const TABLE: [Row; 5] = [

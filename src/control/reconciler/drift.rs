@@ -1,4 +1,4 @@
-//! Drift policy: what `--heal no` and `--follow no` hold, and why.
+//! Drift policy: instances that `--heal no` and `--follow no` hold, with reasons.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::store::{Store, Txn, keys};
 
 /// The revision that everything converged to: differences from it are drift. `None`: unknown.
 #[derive(Default)]
-pub struct DriftPolicy(Option<AppliedRevision>);
+pub struct DriftPolicy(Option<ConvergedRevision>);
 
-struct AppliedRevision {
+struct ConvergedRevision {
     revision: ManifestRevision,
     desired: Arc<Desired>,
 }
@@ -22,7 +22,7 @@ struct AppliedRevision {
 impl DriftPolicy {
     /// Takes these manifests as applied: every difference is drift.
     pub fn set_applied(&mut self, revision: &ManifestRevision, desired: &Arc<Desired>) {
-        self.0 = Some(AppliedRevision { revision: revision.clone(), desired: Arc::clone(desired) });
+        self.0 = Some(ConvergedRevision { revision: revision.clone(), desired: Arc::clone(desired) });
     }
 
     /// Loads the revision that was applied before this started, where drift is not repaired.
@@ -38,7 +38,7 @@ impl DriftPolicy {
     }
 
     /// Everything matches this revision: later differences are drift.
-    pub async fn mark_applied<T: Target>(
+    pub async fn mark_converged<T: Target>(
         &mut self,
         context: PassContext<'_, T>,
         revision: &ManifestRevision,

@@ -34,7 +34,7 @@ use self::recovery::Recovery;
 use self::repairs::RepairTracker;
 use self::resolver::{ResolvedRevision, RevisionResolver};
 use self::retries::Retries;
-use self::writer::WorkWriter;
+use self::writer::LeasedQueue;
 use super::event::{ControllerEvent, EventSink};
 use super::executor::WorkItem;
 use super::in_flight::InFlightPlans;
@@ -53,7 +53,7 @@ pub struct Reconciler<'a, T> {
     repairs: RepairTracker,
     retries: Retries,
     recovery: Recovery,
-    writer: WorkWriter,
+    writer: LeasedQueue,
     pub(super) in_flight: InFlightPlans,
     pub(super) observed_cache: ObservedCache,
     /// Old specs that were found in the git history.
@@ -92,7 +92,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             repairs: RepairTracker::default(),
             retries: Retries::default(),
             recovery: Recovery::default(),
-            writer: WorkWriter::new(work_items),
+            writer: LeasedQueue::new(work_items),
             in_flight: InFlightPlans::default(),
             observed_cache: ObservedCache::default(),
             old_specs: SearchCache::default(),
@@ -219,7 +219,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         let is_waiting = plan.held.iter().any(|held| held.reason.is_transient());
         if !is_waiting && chosen.disabled != Disabled::Follow {
             let revision = &self.current.revision;
-            self.drift.mark_applied(self.context, revision, &manifests.desired).await;
+            self.drift.mark_converged(self.context, revision, &manifests.desired).await;
         }
         self.context.events.emit(ControllerEvent::Idle { settled: plan.in_sync, held: plan.held.len() });
     }

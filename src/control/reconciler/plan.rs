@@ -112,7 +112,7 @@ impl<T: Target> Reconciler<'_, T> {
             .holds
             .by_controller
             .extend(open.map(|key| (key, why("a step of an interrupted run is still in flight"))));
-        let earlier = "an earlier plan for it is in flight";
+        let earlier = "an earlier plan for this instance is in flight";
         rules.holds.by_controller.extend(in_flight.into_iter().map(|key| (key, why(earlier))));
         rules.in_flight = self.in_flight.disruptions();
         rules

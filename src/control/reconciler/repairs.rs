@@ -1,4 +1,4 @@
-//! Drift repair: which operations of a plan repair drift, for hooks that do not run then.
+//! Drift repair: operations of a plan that repair drift, for which hooks do not run.
 //!
 //! An operation repairs drift if its instance was in sync with the same declaration before, seen by this controller. A
 //! hold of a person ends that: the operation after its release is a change.

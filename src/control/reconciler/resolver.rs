@@ -101,7 +101,7 @@ impl RevisionResolver {
         let is_of_source =
             |stored: &SourceState| source.is_some_and(|source| source.revision == stored.revision);
         let inputs = RevisionInputs {
-            source: source.map_or(Manifests::Silent, Manifests::of),
+            source: source.map_or(Manifests::NotRead, Manifests::of),
             pinned: pinned.as_deref().map(Manifests::of),
             last_applied: last_applied.as_deref().map(|stored| LastAppliedManifests {
                 manifests: Manifests::of(stored),

@@ -10,7 +10,7 @@ use crate::ids;
 use crate::store::lease::LEASE_TTL;
 use crate::store::{Error, Holder, Lease, LeaseAttempt, Store, keys};
 
-pub struct WorkWriter {
+pub struct LeasedQueue {
     work_items: mpsc::UnboundedSender<WorkItem>,
     /// Number of the last work item.
     last_number: u64,
@@ -22,9 +22,9 @@ pub struct WorkWriter {
     leader: Option<Lease>,
 }
 
-impl WorkWriter {
-    pub fn new(work_items: mpsc::UnboundedSender<WorkItem>) -> WorkWriter {
-        WorkWriter { work_items, last_number: 0, lease: None, last_generation: None, leader: None }
+impl LeasedQueue {
+    pub fn new(work_items: mpsc::UnboundedSender<WorkItem>) -> LeasedQueue {
+        LeasedQueue { work_items, last_number: 0, lease: None, last_generation: None, leader: None }
     }
 
     pub fn set_leader(&mut self, leader: Lease) {
@@ -42,8 +42,8 @@ impl WorkWriter {
         let holder = Holder::this(ids::holder_id("watch", clock::now()));
         let name = keys::writer_lease_name(context.owner());
         self.lease = match state.take_lease(&name, &holder, LEASE_TTL).await? {
-            LeaseAttempt::Ours(lease) => Some(lease),
-            LeaseAttempt::Theirs { .. } => None,
+            LeaseAttempt::Acquired(lease) => Some(lease),
+            LeaseAttempt::HeldByOther { .. } => None,
         };
         Ok(self.lease.clone())
     }

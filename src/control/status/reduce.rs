@@ -54,7 +54,7 @@ impl Inner {
             ControllerEvent::Unpinned { pin, newer } => self.on_unpinned(pin, *newer),
             ControllerEvent::Waiting { holder } => {
                 let (host, pid) = (holder.host.clone(), holder.pid);
-                let title = format!("waiting: {host} (process {pid}) leads");
+                let title = format!("standby: {host} (pid {pid}) leads");
                 let more = EventDetails::Waiting { host: host.clone(), pid };
                 self.log(Kind::Waiting, LogLevel::Info, title, plain(), more);
                 self.known.role = Role::Waiting { host, pid };
@@ -68,7 +68,7 @@ impl Inner {
             ControllerEvent::ExecutionStarted { steps } => {
                 self.known.work.queue += steps;
                 self.known.work.in_flight += 1;
-                let title = format!("{} to do", count(*steps, "step"));
+                let title = format!("executing {}", count(*steps, "step"));
                 let more = EventDetails::ExecutionStarted { steps: *steps };
                 self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), more);
             }
@@ -96,7 +96,7 @@ impl Inner {
             ControllerEvent::Idle { settled, held } => {
                 if std::mem::take(&mut self.has_changed) {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
-                    let word = if *held > 0 { "at rest" } else { "converged" };
+                    let word = if *held > 0 { "idle" } else { "converged" };
                     let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
                     let more = EventDetails::Converged { settled: *settled, held: *held };
                     self.log(Kind::Converged, LogLevel::Info, title, plain(), more);
@@ -121,7 +121,7 @@ impl Inner {
 
     fn on_unpinned(&mut self, pin: &Pin, newer: bool) {
         self.known.source.pin = None;
-        let why = if newer { ": the source has something newer" } else { "" };
+        let why = if newer { ": the source has a newer revision" } else { "" };
         let title = format!("no longer pinned to {}{why}", pin.revision);
         self.log(Kind::Source, LogLevel::Info, title, String::new(), EventDetails::Unpinned { pinned: None });
     }
@@ -130,9 +130,9 @@ impl Inner {
         let title = match revision {
             Some(revision) => {
                 let short = revision.short();
-                format!("revision {short} is available but not followed")
+                format!("revision {short} is available but not followed (--follow no)")
             }
-            None => "the source has the active revision".to_owned(),
+            None => "the source is at the active revision again".to_owned(),
         };
         self.known.source.not_followed = revision.map(|_| format!("FollowOff: {title}"));
         self.known.source.is_follow_off = revision.is_some();
@@ -176,7 +176,7 @@ impl Inner {
             let many = count(reading.desired.instances.len(), "instance");
             let commit =
                 reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
-            let title = format!("read: {many} wanted, revision {short}{}", commit.unwrap_or_default());
+            let title = format!("read {many}, revision {short}{}", commit.unwrap_or_default());
             self.log(Kind::Read, LogLevel::Info, title, String::new(), more);
         }
         self.on_problems(reading);
@@ -200,7 +200,7 @@ impl Inner {
             self.log(Kind::Problems, LogLevel::Error, title.clone(), list(&errors), more);
             self.set_public_text(title, list(&public));
         } else if errors.is_empty() && !before.is_empty() {
-            let title = "the manifests have no more errors".to_owned();
+            let title = "manifest errors resolved".to_owned();
             self.log(Kind::ProblemsFixed, LogLevel::Info, title, String::new(), more);
         }
         self.known.source.is_incomplete = reading.is_incomplete;

@@ -93,7 +93,7 @@ pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not mad
      `adopt: true`) takes it over";
 
 /// A call in flight.
-struct Flight<'a> {
+struct InFlightCall<'a> {
     /// `None`: the reply was lost, and the task is unknown.
     task: Option<Task>,
     /// Reason why there is no task, if a response was received.
@@ -103,7 +103,7 @@ struct Flight<'a> {
     call: String,
 }
 
-impl Flight<'_> {
+impl InFlightCall<'_> {
     /// State of the reply, as the subject of a message.
     fn lost_reply(&self) -> &str {
         self.response.as_deref().unwrap_or("reply was lost")
@@ -141,7 +141,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     pub(super) async fn finish(mut self) -> ExecutionResult {
-        let rest = self.take_notes();
+        let rest = self.take_unwritten();
         if !rest.writes.is_empty() {
             match tokio::time::timeout_at(self.final_write_deadline(), self.store.txn(rest)).await {
                 Ok(Ok(_)) => {}
@@ -166,7 +166,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         for chain in chains.values_mut() {
             ready.extend(chain.pop_front());
         }
-        let mut flights: Vec<Flight<'_>> = Vec::new();
+        let mut flights: Vec<InFlightCall<'_>> = Vec::new();
         let (fast, slow) = self.backend.poll_interval();
         let mut interval = fast;
         loop {
@@ -225,7 +225,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         while batch.len() < capacity
             && let Some(step) = ready.pop_front()
         {
-            match self.why_not(step) {
+            match self.skip_reason(step) {
                 None if let Some(why) = (self.terms.settings.check)(step) => {
                     self.end(step, StepOutcome::Failed, RowState::Unreported, why, Instant::now());
                     self.skip_rest(chains, step);
@@ -243,7 +243,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         batch
     }
 
-    async fn time_out(&mut self, flights: Vec<Flight<'_>>, chains: &mut Chains<'_, '_>) {
+    async fn time_out(&mut self, flights: Vec<InFlightCall<'_>>, chains: &mut Chains<'_, '_>) {
         for flight in flights {
             for step in flight.steps.into_values() {
                 let message = "step was still in flight at the deadline".to_owned();
@@ -254,7 +254,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     /// Reason why a ready step is skipped.
-    fn why_not(&mut self, step: &Step) -> Option<String> {
+    fn skip_reason(&mut self, step: &Step) -> Option<String> {
         if *self.terms.settings.stop.borrow() {
             return Some("interrupted before the step was sent".to_owned());
         }
@@ -305,7 +305,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     /// Deletes a finished call from the journal.
-    async fn if_open<'s>(&mut self, flight: Flight<'s>) -> Option<Flight<'s>> {
+    async fn finish_if_done<'s>(&mut self, flight: InFlightCall<'s>) -> Option<InFlightCall<'s>> {
         if !flight.steps.is_empty() {
             return Some(flight);
         }
@@ -315,7 +315,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
 
     /// A call that cannot be deleted in time stays in the journal, and the next run resolves it.
     async fn forget(&mut self, call: &str) {
-        let notes = self.take_notes();
+        let notes = self.take_unwritten();
         let written =
             tokio::time::timeout_at(self.final_write_deadline(), self.journal.ended(call, notes)).await;
         if written.unwrap_or(false) {

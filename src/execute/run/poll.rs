@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Chains, Flight, REGISTERED_ALREADY, RUNS_ALREADY, Run};
+use super::{Chains, InFlightCall, REGISTERED_ALREADY, RUNS_ALREADY, Run};
 use crate::backend::{Backend, BackendError, InstanceQuery, OperationState, OperationStatus, RowState};
 use crate::execute::lost_reply::{Inference, infer_outcome, operation_timeout};
 use crate::execute::{StepOutcome, in_time};
@@ -23,12 +23,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Polls all calls in flight concurrently.
     pub(super) async fn poll<'s>(
         &mut self,
-        flights: Vec<Flight<'s>>,
+        flights: Vec<InFlightCall<'s>>,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
-    ) -> Vec<Flight<'s>> {
+    ) -> Vec<InFlightCall<'s>> {
         let (backend, deadline) = (self.backend, self.terms.settings.deadline);
-        let one = |flight: Flight<'s>| async move {
+        let one = |flight: InFlightCall<'s>| async move {
             let answers = match &flight.task {
                 Some(task) => Some(in_time(deadline, backend.poll(task)).await),
                 None => None,
@@ -57,14 +57,14 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
                 None => self.infer_outcomes(&mut flight, None, chains, ready).await,
             }
-            open.extend(self.if_open(flight).await);
+            open.extend(self.finish_if_done(flight).await);
         }
         open
     }
 
     pub(super) fn apply_statuses<'s>(
         &mut self,
-        flight: &mut Flight<'s>,
+        flight: &mut InFlightCall<'s>,
         answers: Vec<OperationStatus>,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
@@ -126,7 +126,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Resolves rows that stay in progress, or are missing, for longer than their operation can take.
     async fn resolve_overdue<'s>(
         &mut self,
-        flight: &mut Flight<'s>,
+        flight: &mut InFlightCall<'s>,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
     ) {
@@ -148,7 +148,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Infers outcomes from an observation. `only`: these steps, for the last time.
     async fn infer_outcomes<'s>(
         &mut self,
-        flight: &mut Flight<'s>,
+        flight: &mut InFlightCall<'s>,
         only: Option<&BTreeSet<String>>,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
@@ -199,7 +199,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    fn end_as_unknown(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
+    fn end_as_unknown(&mut self, flight: InFlightCall<'_>, why: &str, chains: &mut Chains<'_, '_>) {
         for step in flight.steps.into_values() {
             self.end(step, StepOutcome::Unknown, RowState::Unreported, why.to_owned(), flight.begun);
             self.skip_rest(chains, step);

@@ -220,7 +220,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
         let rest = chains.get_mut(&after.instance).map(std::mem::take).unwrap_or_default();
         for step in rest {
-            let why = format!("the {} before it did not succeed", after.op);
+            let why = format!("the preceding {} did not succeed", after.op);
             self.end(step, StepOutcome::Skipped, RowState::Unreported, why, Instant::now());
         }
     }
@@ -237,7 +237,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         InstanceQuery { instance: step.instance.clone(), host: step.host.clone(), spec }
     }
 
-    pub(super) fn take_notes(&mut self) -> Txn {
+    pub(super) fn take_unwritten(&mut self) -> Txn {
         ledger::noted(&self.terms.settings.target, &std::mem::take(&mut self.ledger.notes))
     }
 }

@@ -10,7 +10,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Chains, Flight, Run};
+use super::{Chains, InFlightCall, Run};
 use crate::backend::{Backend, BackendError, Operation, PriorOwnership, RowState, Task};
 use crate::error_chain::chain;
 use crate::execute::journal::{Call, Journal, JournaledStep};
@@ -43,7 +43,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         batch: Vec<&'s Step>,
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
-    ) -> Vec<Flight<'s>> {
+    ) -> Vec<InFlightCall<'s>> {
         let begun = Instant::now();
         let order = |step: &&Step| {
             let seen = self.seen.get(&step.instance);
@@ -73,13 +73,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 orders.iter().filter_map(|order| steps.remove_entry(&order.id)).collect();
             match result {
                 Ok(task) => {
-                    let mut flight = Flight { task: Some(task), response: None, steps, begun, call };
+                    let mut flight = InFlightCall { task: Some(task), response: None, steps, begun, call };
                     // Some calls have their results in the reply.
                     if let Some(task) = flight.task.take() {
                         self.apply_statuses(&mut flight, task.answered.clone(), chains, ready);
                         flight.task = Some(Task { answered: Vec::new(), ..task });
                     }
-                    flights.extend(self.if_open(flight).await);
+                    flights.extend(self.finish_if_done(flight).await);
                 }
                 Err(error @ (SendError::Journal(_) | SendError::JournalLate)) => {
                     for step in steps.into_values() {
@@ -93,7 +93,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 {
                     let response = Some(fault).filter(|fault| *fault != BackendError::NoAnswer);
                     let response = response.map(|fault| fault.to_string());
-                    flights.push(Flight { task: None, response, steps, begun, call });
+                    flights.push(InFlightCall { task: None, response, steps, begun, call });
                 }
                 Err(SendError::Fault(fault)) => {
                     let outcome =

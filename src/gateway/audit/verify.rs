@@ -86,7 +86,7 @@ impl ChainVerifier<'_> {
     fn wrong_begin(&self, head: &ChainHead, file: &AuditFile) -> Option<String> {
         if head.seq + 1 != file.first {
             return Some(format!(
-                "the file begins with entry {}, but its name says {}",
+                "the file begins with entry {}, but its file name has entry {}",
                 head.seq + 1,
                 file.first
             ));

@@ -1,7 +1,7 @@
 //! Enrollment: a join token becomes a certificate, and a certificate is renewed.
 
 use super::pins::revoked_entry;
-use super::records::{HostPin, LiveCertificate, TokenUse};
+use super::records::{CertificatePin, LiveCertificate, TokenUse};
 use super::{FleetMembership, MAX_ATTEMPTS, contended, now};
 use crate::agent_protocol::{CertificateLife, EnrollmentRequest, IssuedCertificate, Join};
 use crate::error_chain::chain;
@@ -89,7 +89,7 @@ impl<S: Store> FleetMembership<S> {
         let (authority, life) = self.issuer()?;
         for _ in 0..MAX_ATTEMPTS {
             let now = now();
-            let mut pins: Vec<(HostKey, HostPin, Seq)> = Vec::new();
+            let mut pins: Vec<(HostKey, CertificatePin, Seq)> = Vec::new();
             for host in &certificate.hosts {
                 if let (Some(pin), seq) = self.stored_pin(host).await?
                     && self.pins.allows(certificate, host, now)
@@ -168,7 +168,7 @@ impl<S: Store> FleetMembership<S> {
                 continue;
             }
             let (old, seq) = self.stored_pin(host).await?;
-            let pin = HostPin {
+            let pin = CertificatePin {
                 key: certificate.key.clone(),
                 agent: join.agent.clone(),
                 serial: certificate.serial.clone(),
@@ -189,7 +189,7 @@ impl<S: Store> FleetMembership<S> {
     }
 
     /// The stored pin of a host, and the change that wrote it.
-    pub(super) async fn stored_pin(&self, host: &HostKey) -> Result<(Option<HostPin>, Seq), ApiError> {
+    pub(super) async fn stored_pin(&self, host: &HostKey) -> Result<(Option<CertificatePin>, Seq), ApiError> {
         let entry = self.store.get(&keys::host_pin(host)).await?;
         let seq = entry.as_ref().map_or(0, |entry| entry.mod_seq);
         Ok((entry.and_then(|entry| readable(entry.decode())), seq))
@@ -209,7 +209,7 @@ fn answer(issued: IssuedPem, now: Time) -> IssuedCertificate {
 /// Pins a new certificate. Certificates of an earlier key, and those beyond [`MAX_LIVE`], are revoked.
 fn pin_txn(
     host: &HostKey,
-    old: Option<HostPin>,
+    old: Option<CertificatePin>,
     seq: Seq,
     issued: &IssuedPem,
     token: &str,
@@ -226,7 +226,7 @@ fn pin_txn(
     while live.len() > MAX_LIVE {
         ended.push(live.remove(0));
     }
-    let pin = HostPin {
+    let pin = CertificatePin {
         key: facts.key.clone(),
         agent: facts.agent.clone(),
         serial: facts.serial.clone(),

@@ -1,7 +1,7 @@
 //! Fleet membership: join tokens, certificates of agents, their renewal and their revocation.
 //!
 //! A join token is stored as a digest and used once. The first agent that exchanges it gets a certificate, and the
-//! gateway pins the agent's key to its hosts ([`HostPin`]). From then on these hosts accept certificates of that key
+//! gateway pins the agent's key to its hosts ([`CertificatePin`]). From then on these hosts accept certificates of that key
 //! only: no static token, and no certificate of another key. [`PinTable`] holds all pins in memory and follows the
 //! store, so that a revocation ends open streams at once. With an external CA the gateway signs nothing and pins no key.
 
@@ -21,7 +21,7 @@ use tracing::warn;
 pub(super) use self::calls::{WRONG_JOIN_TOKEN, app_call, enroll};
 pub(super) use self::credential::{AgentGuard, TOKEN_HOST_MISMATCH};
 pub(super) use self::pins::PinTable;
-use self::records::HostPin;
+use self::records::CertificatePin;
 use super::ApiError;
 use super::access::Grant;
 use crate::clock;
@@ -158,7 +158,7 @@ impl<S: Store> FleetMembership<S> {
     }
 }
 
-fn certificate(pin: &HostPin) -> HostCertificate {
+fn certificate(pin: &CertificatePin) -> HostCertificate {
     HostCertificate {
         expires: Time(pin.not_after).to_string(),
         serial: pin.serial.clone(),

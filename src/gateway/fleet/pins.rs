@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 
 use super::FleetTrust;
-use super::records::{HostPin, RevokedCertificate};
+use super::records::{CertificatePin, RevokedCertificate};
 use crate::http::Revocation;
 use crate::model::{HostKey, Time};
 use crate::pki::AgentCertificate;
@@ -33,7 +33,7 @@ enum AcceptedIssuer {
 /// Values with the change that wrote them; `None`: deleted. An older change never replaces a newer one.
 #[derive(Default)]
 struct Tables {
-    pins: HashMap<HostKey, (Seq, Option<HostPin>)>,
+    pins: HashMap<HostKey, (Seq, Option<CertificatePin>)>,
     revoked: HashMap<String, Seq>,
 }
 
@@ -63,7 +63,7 @@ impl PinTable {
                 let pin = value.map(|value| {
                     decode(key, value).unwrap_or_else(|error| {
                         tracing::error!(%error, "cannot read the certificate of a host: it is refused");
-                        HostPin::unreadable()
+                        CertificatePin::unreadable()
                     })
                 });
                 tables.pins.insert(host, (number, pin));
@@ -81,12 +81,12 @@ impl PinTable {
         self.0.version.send_modify(|version| *version += 1);
     }
 
-    pub fn get(&self, host: &HostKey) -> Option<HostPin> {
+    pub fn get(&self, host: &HostKey) -> Option<CertificatePin> {
         self.tables().pins.get(host)?.1.clone()
     }
 
     /// All pins by host.
-    pub fn all(&self) -> HashMap<HostKey, HostPin> {
+    pub fn all(&self) -> HashMap<HostKey, CertificatePin> {
         let tables = self.tables();
         let pinned = tables.pins.iter().filter_map(|(host, (_, pin))| Some((host.clone(), pin.clone()?)));
         pinned.collect()
@@ -151,9 +151,9 @@ impl PinTable {
     }
 }
 
-impl HostPin {
-    fn unreadable() -> HostPin {
-        HostPin {
+impl CertificatePin {
+    fn unreadable() -> CertificatePin {
+        CertificatePin {
             key: String::new(),
             agent: String::new(),
             serial: String::new(),

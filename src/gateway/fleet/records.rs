@@ -45,7 +45,7 @@ pub struct RevocationMark {
 
 /// The certificate of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostPin {
+pub struct CertificatePin {
     /// SHA-256 of the agent's public key in hex.
     pub key: String,
     /// Id of the agent.
@@ -96,7 +96,7 @@ impl JoinTokenRecord {
     }
 }
 
-impl HostPin {
+impl CertificatePin {
     /// Whether the newest certificate is refused.
     pub fn is_revoked(&self) -> bool {
         self.revoked.as_ref().is_some_and(|mark| self.token.is_some() || self.issued <= mark.at)

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::pins::revoked_entry;
-use super::records::{HostPin, JoinTokenRecord, RevocationMark};
+use super::records::{CertificatePin, JoinTokenRecord, RevocationMark};
 use super::{FleetMembership, MAX_ATTEMPTS, contended, now};
 use crate::contract::{HostRevocation, Revoked};
 use crate::gateway::{ApiError, readable};
@@ -78,7 +78,7 @@ impl<S: Store> FleetMembership<S> {
             let live = pin.live.iter().map(|one| (one.serial.clone(), one.not_after));
             serials.extend(live.chain([(pin.serial.clone(), pin.not_after)]));
             let mark = Some(RevocationMark { at: now.0, by: by.to_owned() });
-            let pin = HostPin { live: Vec::new(), revoked: mark, ..pin };
+            let pin = CertificatePin { live: Vec::new(), revoked: mark, ..pin };
             let part = match forget {
                 true => Txn::delete(key.clone()),
                 false => Txn::put(key.clone(), serde_json::to_vec(&pin)?),

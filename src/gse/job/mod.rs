@@ -1,5 +1,6 @@
-//! JOB request bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations). Both have the same shape,
-//! but their operation numbers have different meanings.
+//! JOB request bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations).
+//!
+//! Both have the same shape, but their operation numbers have different meanings.
 
 mod check;
 

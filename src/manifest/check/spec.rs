@@ -406,7 +406,8 @@ pub fn require(entry: &SpecEntry, state: State, form: ProcessForm, values: &mut 
         );
     }
     if auto_type == AutoType::OneShot && state == State::Unhosted {
-        let message = "a one-shot process (auto_type 2) cannot be unhosted: it is not supervised";
+        let message =
+            "a one-shot process (auto_type 2) cannot have state unhosted: a one-shot is never supervised";
         values.report(
             PathProblem::new(Code::StateImpossible, FieldPath::of("state"), message)
                 .hint("use running, stopped or absent"),

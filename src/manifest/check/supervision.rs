@@ -12,8 +12,9 @@ use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::manifest::variables;
 use crate::model::{
-    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, OnHookFailure, ProtectSystem, RestartRule,
-    RestartWhen, Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number, octal_mask,
+    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, OnHookFailure, ProtectSystem,
+    RestartPolicy, RestartWhen, Sandbox, ULIMITS, Ulimit, bytes, capability_names, capability_number,
+    octal_mask,
 };
 
 pub fn health(
@@ -126,7 +127,7 @@ fn has_variable(text: &str) -> bool {
     text.contains("${")
 }
 
-pub fn restart(value: &RestartValue, path: &FieldPath, values: &mut ValueChecker) -> RestartRule {
+pub fn restart(value: &RestartValue, path: &FieldPath, values: &mut ValueChecker) -> RestartPolicy {
     let (word, at, attempts, codes) = match value {
         RestartValue::Policy(word) => (Some(Text(word.clone())), path.clone(), None, [].as_slice()),
         RestartValue::Map(RestartEntry { policy, attempts, success_codes }) => {
@@ -140,7 +141,7 @@ pub fn restart(value: &RestartValue, path: &FieldPath, values: &mut ValueChecker
     let mut success_codes: Vec<u8> = codes.filter(|code| *code != 0).collect();
     success_codes.sort_unstable();
     success_codes.dedup();
-    RestartRule {
+    RestartPolicy {
         policy: word
             .and_then(|word| RestartWhen::ALL.into_iter().find(|policy| policy.word() == word))
             .unwrap_or_default(),

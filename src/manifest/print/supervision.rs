@@ -6,8 +6,8 @@ use crate::manifest::document::{
 };
 use crate::manifest::variables::escape;
 use crate::model::{
-    AbsoluteLimits, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, Sandbox, SpecSection,
-    Ulimit,
+    AbsoluteLimits, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartPolicy, Sandbox,
+    SpecSection, Ulimit,
 };
 
 fn template(text: &Option<String>) -> Option<Text> {
@@ -40,8 +40,8 @@ pub fn health(health: &HealthCheck) -> Option<HealthValue> {
     health.is_set().then_some(HealthValue::Check(entry))
 }
 
-pub fn restart(restart: &RestartRule) -> Option<RestartValue> {
-    let RestartRule { policy, attempts, success_codes } = restart;
+pub fn restart(restart: &RestartPolicy) -> Option<RestartValue> {
+    let RestartPolicy { policy, attempts, success_codes } = restart;
     let codes: Vec<i64> = success_codes.iter().copied().map(i64::from).collect();
     restart.is_set().then(|| match (attempts, codes.is_empty()) {
         (None, true) => RestartValue::Policy(policy.word().to_owned()),

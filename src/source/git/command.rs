@@ -1,4 +1,4 @@
-//! Running `git` without prompts, foreign code, or unbounded time, memory and disk space.
+//! Git command: `git` without prompts, foreign code, or unbounded time, memory and disk space.
 //!
 //! [`Program::remote`] contacts the server, with the user's configuration for credentials and keys.
 //! [`Program::local`] works on the mirror and reads only our configuration. Neither prompts, runs hooks, collects

@@ -1,8 +1,9 @@
-//! Files of a commit below a path, selected by the same rules as in directories. Pure: a listing in, a selection out.
+//! Manifest selection in a commit: files below a path, by the same rules as in directories.
 //!
-//! Names with a leading dot, files without a manifest extension, Abide's own configuration and submodules are
-//! skipped. Symlinks are followed inside of the path only; each file is read once, by its own name rather than by a
-//! symlink's.
+//! Pure: a listing in, a selection out.
+//!
+//! Names with a leading dot, files without a manifest extension, Abide's own configuration and submodules are skipped.
+//! Symlinks are followed inside of the path only; each file is read once, by its own name rather than by a symlink's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};

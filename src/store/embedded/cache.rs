@@ -1,4 +1,6 @@
-//! In-memory cache of all entries, kept in step with the file. A store that is hardly read has their last number only.
+//! In-memory cache: all entries, kept in step with the file.
+//!
+//! A store that is rarely read caches only the sequence numbers of its entries.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;

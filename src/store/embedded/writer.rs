@@ -320,13 +320,13 @@ fn lease(
         LeaseRequest::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
             Ok(next) => {
                 let lease = Lease { name, holder: holder.id.clone(), generation: next.generation };
-                (Some(next), LeaseReply::Taken(LeaseAttempt::Ours(lease)))
+                (Some(next), LeaseReply::Taken(LeaseAttempt::Acquired(lease)))
             }
             Err(theirs) => {
                 let Record { generation, holder, expires, .. } = *theirs;
                 let left_ms = u64::try_from(expires - now).unwrap_or(0);
                 let holder = holder.unwrap_or_else(|| Holder::this("unknown"));
-                (None, LeaseReply::Taken(LeaseAttempt::Theirs { holder, generation, left_ms }))
+                (None, LeaseReply::Taken(LeaseAttempt::HeldByOther { holder, generation, left_ms }))
             }
         },
         LeaseRequest::Renew(lease, lives) => match ours(lease) {

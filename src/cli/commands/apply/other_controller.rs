@@ -1,4 +1,4 @@
-//! Check for a running controller of the same owner, which would undo an apply.
+//! Other-controller check: finds a running controller of the same owner that would undo an apply.
 //!
 //! A controller that follows the same source only warns if it is behind. One that follows another source, or a commit that
 //! these manifests do not contain, refuses the apply without --force. A controller with `--follow no` or a pin does not

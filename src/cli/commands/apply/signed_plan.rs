@@ -8,7 +8,7 @@ use crate::cli::output::print::{count, visible};
 use crate::clock;
 use crate::contract::PlanDocument;
 use crate::error_chain::chain;
-use crate::model::{OuterPolicy, SignatureRule, Time, span};
+use crate::model::{ControlHostPolicy, SignatureRule, Time, span};
 use crate::permissions::{own_uid, refuse_changeable};
 use crate::reconcile::Rules;
 
@@ -110,7 +110,7 @@ pub fn check_controller(rules: &Rules, target: &str) -> Result<(), Failure> {
     Err(Failure::refused(NOT_SIGNED, message).hint(hint))
 }
 
-fn required<'a>(rules: &'a Rules, target: &str) -> Option<(&'a OuterPolicy, &'a SignatureRule)> {
+fn required<'a>(rules: &'a Rules, target: &str) -> Option<(&'a ControlHostPolicy, &'a SignatureRule)> {
     let policy = rules.policy.as_deref()?;
     let rule = policy.signatures.as_ref()?;
     rule.applies(target, &rules.owner).then_some((policy, rule))

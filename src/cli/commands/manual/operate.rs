@@ -1,5 +1,6 @@
-//! `abide start`, `stop`, `restart`, `reload` and `kill`: one operation on selected instances. `start`, `stop` and `kill`
-//! are recorded as holds.
+//! `abide start`, `stop`, `restart`, `reload` and `kill`: one operation on selected instances.
+//!
+//! `start`, `stop` and `kill` are recorded as holds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

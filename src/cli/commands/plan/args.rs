@@ -12,10 +12,12 @@ use crate::cli::args::{InvalidValue, LimitArgs, milliseconds, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::model::{Amount, Budgets, Name, Op, OuterPolicy, ProcessKey, Selection, Selector, Time, seconds};
+use crate::model::{
+    Amount, Budgets, ControlHostPolicy, Name, Op, ProcessKey, Selection, Selector, Time, seconds,
+};
 use crate::reconcile::Caps;
 
-/// Show what apply would do and why
+/// Show the operations of an apply, with reasons
 ///
 /// Compares the manifests with the registered and running processes, and prints the operations that bring them in sync:
 /// destructive operations first, hosts with the same change on one line, held instances with the reason. Changes nothing.
@@ -177,7 +179,7 @@ impl Default for BudgetArgs {
 
 impl BudgetArgs {
     /// The policy of this host.
-    pub fn read_policy(&self) -> Result<Option<Arc<OuterPolicy>>, Failure> {
+    pub fn read_policy(&self) -> Result<Option<Arc<ControlHostPolicy>>, Failure> {
         self.policy.as_deref().map(super::policy::read_policy).transpose()
     }
 

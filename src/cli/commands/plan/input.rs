@@ -1,4 +1,4 @@
-//! Inputs of a plan: manifests, observed state, rules and time.
+//! Plan inputs of a verb: manifests, prefetched observation and rules from flags.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,11 +1,12 @@
-//! The owner of manifests: from --owner, else from a Policy, else from the config file. `plan`, `apply`, `watch` and `up`
-//! resolve it the same way.
+//! Owner resolution: from --owner, else from a Policy, else from the config file.
+//!
+//! `plan`, `apply`, `watch` and `up` resolve it the same way.
 
 use std::collections::BTreeSet;
 
 use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
-use crate::model::Desired;
+use crate::model::{DEFAULT_OWNER, Desired};
 
 /// `None`: no flag, Policy or config file names an owner.
 pub fn owner(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
@@ -43,7 +44,7 @@ fn find_owner(
 
 /// Requires a named owner for --prune, except on the local system.
 pub fn may_prune(owner: Option<&str>, is_local: bool) -> Result<(), Failure> {
-    if is_local || owner.is_some_and(|owner| owner != "default") {
+    if is_local || owner.is_some_and(|owner| owner != DEFAULT_OWNER) {
         return Ok(());
     }
     let message = "--prune needs a named owner: several teams may share the owner `default`";

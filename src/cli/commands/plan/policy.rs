@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::cli::{Exit, Failure};
 use crate::error_chain::chain;
 use crate::manifest::{Code, Excerpt, Loaded, Problem, Severity};
-use crate::model::{Allow, Amount, Budgets, OuterPolicy, SignatureRule};
+use crate::model::{Allow, Amount, Budgets, ControlHostPolicy, SignatureRule};
 use crate::permissions::{own_uid, refuse_changeable};
 
 #[derive(Deserialize)]
@@ -106,7 +106,7 @@ impl AmountEntry {
 }
 
 /// Reads a policy. Another user who could change the file could widen it, so such a file is refused.
-pub fn read_policy(file: &Path) -> Result<Arc<OuterPolicy>, Failure> {
+pub fn read_policy(file: &Path) -> Result<Arc<ControlHostPolicy>, Failure> {
     let wrong = |why: &str| Failure::new(Exit::Usage, format!("--policy {}: {why}", file.display()));
     let changeable = |why: String| wrong(&why).hint("a policy belongs to root or to this user alone");
     refuse_changeable(file, own_uid()).map_err(|error| changeable(chain(&error)))?;
@@ -125,7 +125,7 @@ pub fn read_policy(file: &Path) -> Result<Arc<OuterPolicy>, Failure> {
     let signatures = read.signatures.map(|entry| entry.read(wrong, file)).transpose()?;
     let amount = |entry: Option<AmountEntry>, field| entry.map(|entry| entry.read(wrong, field)).transpose();
     let AllowEntry { namespaces, hosts, users, paths } = read.allow;
-    Ok(Arc::new(OuterPolicy {
+    Ok(Arc::new(ControlHostPolicy {
         name: read.meta.name,
         file: file.display().to_string(),
         owner: read.owner,
@@ -140,7 +140,7 @@ pub fn read_policy(file: &Path) -> Result<Arc<OuterPolicy>, Failure> {
 }
 
 /// Adds a problem for each process that a policy does not allow.
-pub fn check_policy(policy: &OuterPolicy, loaded: &mut Loaded) {
+pub fn check_policy(policy: &ControlHostPolicy, loaded: &mut Loaded) {
     let mut found = BTreeSet::new();
     for (key, want) in &loaded.desired.instances {
         if let Some(message) = policy.violation(key, Some(&want.spec)) {
@@ -160,7 +160,7 @@ pub fn check_policy(policy: &OuterPolicy, loaded: &mut Loaded) {
 }
 
 /// Refuses another owner than that of the policy.
-pub fn check_owner(policy: &OuterPolicy, owner: &str) -> Result<(), Failure> {
+pub fn check_owner(policy: &ControlHostPolicy, owner: &str) -> Result<(), Failure> {
     match policy.owner.as_deref().filter(|allowed| *allowed != owner) {
         Some(allowed) => {
             let (name, file) = (&policy.name, &policy.file);

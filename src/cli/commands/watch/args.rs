@@ -10,6 +10,7 @@ use crate::cli::commands::plan::args::{BudgetArgs, OwnershipArgs, SelectArgs};
 use crate::cli::commands::watch::source::SourceArgs;
 use crate::cli::status_server::{ListenArgs, NotifyArgs};
 use crate::cli::target::TargetArgs;
+use crate::model::DEFAULT_OWNER;
 
 /// Reconcile manifests continuously from a directory or git
 ///
@@ -79,7 +80,7 @@ impl ControllerArgs {
     }
 
     pub fn owner(&self) -> &str {
-        self.owner.as_deref().unwrap_or("default")
+        self.owner.as_deref().unwrap_or(DEFAULT_OWNER)
     }
 
     /// The interval, at least 100 ms: targets need time between reconciles.

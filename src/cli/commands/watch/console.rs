@@ -51,7 +51,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
         ControllerEvent::Problems { reading } => {
             print_problems(&reading.problems, printer);
             if reading.problems.is_empty() {
-                printer.timed("the manifests have no more errors\n");
+                printer.timed("manifest errors resolved\n");
             }
         }
         ControllerEvent::RevisionNotFollowed { revision: None } => {
@@ -61,7 +61,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
             info!(%revision, "not followed");
             let revision = short_id(revision.as_str());
             printer.timed(&format!(
-                "{BOLD}not followed{BOLD:#}: the manifests are at revision {revision}, and --follow is no\n"
+                "{BOLD}not followed{BOLD:#}: revision {revision} of the manifests is not applied (--follow no)\n"
             ));
         }
         ControllerEvent::Source { trouble } => print_source(*trouble, console, printer),
@@ -78,7 +78,7 @@ pub fn print_event(event: &ControllerEvent<'_>, console: &mut ConsoleState, prin
         ControllerEvent::Waiting { holder } => {
             console.waited = true;
             let (host, pid) = (visible(&holder.host), holder.pid);
-            printer.timed(&format!("{WARNING}waiting{WARNING:#}: {host} (process {pid}) leads\n"));
+            printer.timed(&format!("{WARNING}standby{WARNING:#}: {host} (pid {pid}) leads\n"));
         }
         ControllerEvent::Leading { generation } => {
             info!(generation, "leading");
@@ -160,10 +160,10 @@ fn print_source(error: Option<&SourceError>, console: &mut ConsoleState, printer
         return;
     };
     let word = error.word();
-    info!(%error, word, "cannot read the source");
+    info!(%error, word, "source update rejected");
     let hint = error.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
     printer.timed(&format!(
-        "{ERROR}source{ERROR:#}: {word}: {}; the active revision, if any, stays\n{hint}",
+        "{ERROR}source{ERROR:#}: {word}: {}; the active revision, if any, stays active\n{hint}",
         visible(&error.to_string())
     ));
 }

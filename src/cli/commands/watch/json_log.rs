@@ -23,7 +23,7 @@ pub fn log(event: &ControllerEvent<'_>, console: &mut ConsoleState, printer: &Pr
         ControllerEvent::Problems { reading } => {
             problems(&reading.problems, printer);
             if reading.problems.is_empty() {
-                log(INFO, "mended", json!({"message": "the manifests have no more errors"}));
+                log(INFO, "mended", json!({"message": "manifest errors resolved"}));
             }
         }
         ControllerEvent::RevisionNotFollowed { revision } => {

@@ -159,7 +159,10 @@ async fn watch_with(
             None => match reload() {
                 Ok((new, from)) => break NextAction::Restart(Box::new(new), from),
                 Err(failure) => {
-                    printer.warning(&format!("cannot reload, the old config stays: {}", failure.message));
+                    printer.warning(&format!(
+                        "cannot reload the config file: {}; the previous config stays active",
+                        failure.message
+                    ));
                 }
             },
         }

@@ -47,7 +47,7 @@ pub struct SourceArgs {
     /// With --git: time limit of a fetch
     #[arg(long, value_name = "TIME", env = "ABIDE_GIT_TIMEOUT", default_value = "5m", value_parser = duration)]
     pub git_timeout: u64,
-    /// With --git: maximum size of what one fetch transfers, such as 512MB
+    /// With --git: maximum transfer size of one fetch, such as 512MB
     #[arg(long, value_name = "SIZE", env = "ABIDE_GIT_MAX_SIZE", default_value = "4GB", value_parser = parse_size)]
     pub git_max_size: u64,
     /// Poll file metadata every 2 s instead of using inotify (the default on network file systems)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use abide::manifest::Loaded;
 
-use crate::codes::expect;
+use crate::problem_codes::expect;
 use crate::support::Tree;
 
 fn service(run: &str) -> String {

@@ -8,7 +8,7 @@ use abide::store::{Embedded, Store, Txn};
 use serde_json::json;
 
 use crate::fixtures::workspace::Workspace;
-use crate::listeners::{AUTH, GSE, SOON, Site};
+use crate::listener_attacks::{AUTH, GSE, SOON, Site};
 use crate::serve::Gateway;
 use crate::server::Server;
 use crate::support::{abide, keys, stderr, stdout, until};

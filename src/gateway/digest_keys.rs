@@ -14,7 +14,7 @@ use super::access::Grant;
 use crate::contract::GatewayProcess;
 use crate::error_chain::chain;
 use crate::ids::fresh_key;
-use crate::model::{SecretKey, SpecRevision};
+use crate::model::{DigestKey, SpecRevision};
 use crate::store::{Store, Txn, keys};
 
 /// Start of a keyed revision as text, which no client takes for a plain one.
@@ -25,13 +25,13 @@ const MAX_ATTEMPTS: usize = 3;
 /// The digests of a row, for its reader.
 pub(super) enum RowDigests {
     Plain,
-    Keyed(SecretKey),
+    Keyed(DigestKey),
     /// None: the secrets cannot be compared.
     Hidden,
 }
 
 impl RowDigests {
-    pub(super) fn key(&self) -> Option<&SecretKey> {
+    pub(super) fn key(&self) -> Option<&DigestKey> {
         match self {
             RowDigests::Keyed(key) => Some(key),
             RowDigests::Plain | RowDigests::Hidden => None,
@@ -51,7 +51,7 @@ impl RowReader<'_> {
     pub(super) fn digests(&self, owner: Option<&str>) -> RowDigests {
         let owner = owner.unwrap_or_default();
         match (self.wants_keyed, &self.root) {
-            (true, Some(root)) => RowDigests::Keyed(SecretKey::of_owner(root, owner)),
+            (true, Some(root)) => RowDigests::Keyed(DigestKey::of_owner(root, owner)),
             (false, _) if self.grant.check_secret_key(owner).is_ok() => RowDigests::Plain,
             (true, None) | (false, _) => RowDigests::Hidden,
         }
@@ -68,7 +68,7 @@ impl RowReader<'_> {
             let owner = row.owner.as_deref().unwrap_or_default();
             let Some(id) = &row.secret_key else { continue };
             if !keys.contains_key(id) && self.grant.check_secret_key(owner).is_ok() {
-                keys.insert(id.clone(), hex::encode(SecretKey::of_owner(root, owner).expose()));
+                keys.insert(id.clone(), hex::encode(DigestKey::of_owner(root, owner).expose()));
             }
         }
         keys
@@ -92,7 +92,7 @@ impl<S: Store> Gateway<S> {
         if grant.check_secret_key(owner).is_ok() {
             return Some(revision.to_string());
         }
-        let key = SecretKey::of_owner(&self.secret_root().await?, owner);
+        let key = DigestKey::of_owner(&self.secret_root().await?, owner);
         let keyed = key.keyed_revision(revision).to_string();
         Some(format!("{KEYED_FORM}.{}.{}", key.id(), keyed.split_once('.')?.1))
     }

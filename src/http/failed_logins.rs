@@ -44,7 +44,7 @@ pub enum LoginFailureAction {
 }
 
 #[derive(Default)]
-pub struct Logins {
+pub struct FailedLogins {
     peers: Mutex<Failures>,
     failures: AtomicU64,
 }
@@ -64,7 +64,7 @@ struct PeerFailures {
     delayed: usize,
 }
 
-impl Logins {
+impl FailedLogins {
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
@@ -160,7 +160,7 @@ fn delay(failures: u32) -> Duration {
 
 /// A delayed answer; the caller may disconnect before the delay has passed.
 struct DelayedReply<'a> {
-    logins: &'a Logins,
+    logins: &'a FailedLogins,
     key: PeerKey,
 }
 
@@ -189,7 +189,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delayed_answers_are_bounded_and_peers_do_not_affect_each_other() {
-        let logins = Logins::default();
+        let logins = FailedLogins::default();
         let peer = |last: u8| SocketAddr::from(([10, 0, 0, last], 1));
         let key = |last: u8| PeerKey::from(peer(last).ip());
         for _ in 0..FREE_FAILURES {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn remembered_peers_are_bounded() {
-        let logins = Logins::default();
+        let logins = FailedLogins::default();
         for nth in 0..(MAX_PEERS as u32 + 10) {
             let peer = SocketAddr::from((std::net::Ipv4Addr::from_bits(nth), 1));
             logins.count(peer, PeerKey::from(peer.ip()), "a");

@@ -26,21 +26,21 @@ enum DigestKind {
 
 /// The key of the digests of an owner's secrets.
 #[derive(Clone, PartialEq, Eq)]
-pub struct SecretKey {
+pub struct DigestKey {
     id: Arc<str>,
     bytes: [u8; 32],
 }
 
-impl SecretKey {
-    pub fn new(bytes: [u8; 32]) -> SecretKey {
+impl DigestKey {
+    pub fn new(bytes: [u8; 32]) -> DigestKey {
         let hash = blake3::derive_key("abide v1 id of a key for digests of secrets", &bytes);
         let id = hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        SecretKey { id: id.into(), bytes }
+        DigestKey { id: id.into(), bytes }
     }
 
     /// The key of an owner. Processes without an owner have the key of the empty name.
-    pub fn of_owner(root: &[u8; 32], owner: &str) -> SecretKey {
-        SecretKey::new(*blake3::keyed_hash(root, owner.as_bytes()).as_bytes())
+    pub fn of_owner(root: &[u8; 32], owner: &str) -> DigestKey {
+        DigestKey::new(*blake3::keyed_hash(root, owner.as_bytes()).as_bytes())
     }
 
     /// 8 hex digits, which identify the key and do not disclose it.
@@ -100,25 +100,25 @@ impl SecretKey {
     }
 }
 
-impl fmt::Debug for SecretKey {
+impl fmt::Debug for DigestKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SecretKey({})", self.id)
+        write!(f, "DigestKey({})", self.id)
     }
 }
 
 /// The key of the digests in a row of a process with secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DigestKey {
-    Known(Arc<SecretKey>),
+pub enum DigestKeyRef {
+    Known(Arc<DigestKey>),
     /// The id of a key that this client does not have: the secrets cannot be compared.
     Unknown(Arc<str>),
 }
 
-impl DigestKey {
-    pub fn known(&self) -> Option<&SecretKey> {
+impl DigestKeyRef {
+    pub fn known(&self) -> Option<&DigestKey> {
         match self {
-            DigestKey::Known(key) => Some(key),
-            DigestKey::Unknown(_) => None,
+            DigestKeyRef::Known(key) => Some(key),
+            DigestKeyRef::Unknown(_) => None,
         }
     }
 }
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn only_the_holder_of_the_key_gets_the_plain_digest_back() {
-        let key = SecretKey::of_owner(&[7; 32], "shop");
-        let others = [SecretKey::of_owner(&[7; 32], "shop2"), SecretKey::of_owner(&[8; 32], "shop")];
+        let key = DigestKey::of_owner(&[7; 32], "shop");
+        let others = [DigestKey::of_owner(&[7; 32], "shop2"), DigestKey::of_owner(&[8; 32], "shop")];
         let plain = secret_digest("hunter2");
         let keyed = key.keyed_digest(&plain).expect("a digest");
         assert_ne!(keyed, plain);
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn one_changed_part_changes_the_whole_keyed_revision() {
-        let key = SecretKey::new([1; 32]);
+        let key = DigestKey::new([1; 32]);
         let revision = SpecRevision { register: 1, reload: 2, restart: 3, replace: 4, run: 5 };
         let other = SpecRevision { run: 6, ..revision };
         let (one, other) = (key.keyed_revision(&revision), key.keyed_revision(&other));
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn a_key_is_not_printed_and_texts_of_another_form_have_no_digest() {
-        let key = SecretKey::new([0xab; 32]);
-        assert_eq!(format!("{key:?}"), format!("SecretKey({})", key.id()));
+        let key = DigestKey::new([0xab; 32]);
+        assert_eq!(format!("{key:?}"), format!("DigestKey({})", key.id()));
         assert_eq!(key.id().len(), 8);
         for text in ["", "ab", "+0000000000000000000000000000000", "zz000000000000000000000000000000"] {
             assert_eq!((key.keyed_digest(text), key.plain_digest(text)), (None, None), "{text}");

@@ -469,10 +469,10 @@ fn warnings_are_not_errors() {
 #[test]
 fn all_codes_have_a_case() {
     let cases = [
-        include_str!("codes.rs"),
+        include_str!("problem_codes.rs"),
         include_str!("codes_across_documents.rs"),
         include_str!("short_form.rs"),
-        include_str!("vars.rs"),
+        include_str!("variables.rs"),
         include_str!("manifest_loading.rs"),
         include_str!("hostile_manifests.rs"),
         include_str!("last_good.rs"),

@@ -49,7 +49,7 @@ fn a_moved_process_stays_supervised(dialect: &'static str) {
     rename(&fleet, "p0", "p1", Some("p0"));
     let (code, out, err) = fleet.run(&["plan", "m", "--owner", "team"]);
     assert_eq!(code, 0, "{out}{err}");
-    assert!(out.contains("not supervised between unhost and host: web/p1 (1)"), "{out}{err}");
+    assert!(out.contains("not supervised while its name changes: web/p1 (1)"), "{out}{err}");
     fleet.well("a move", &[]);
     assert_eq!((fleet.pid("p1"), fleet.pid("p0")), (Some(pid), None), "{:?}", fleet.rows());
     assert_eq!(fleet.effects(), ["start p 1"]);

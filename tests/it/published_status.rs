@@ -1,4 +1,4 @@
-//! Published status of controllers: `status` knows what a running watch knows, and `apply` knows of the watch.
+//! Published status of controllers: `status` shows it, and `apply` checks it for other controllers.
 
 use std::fs;
 

@@ -40,7 +40,7 @@ impl ChildMemory {
 }
 
 /// The image of one launch.
-pub struct Image {
+pub struct LaunchBlock {
     /// The lowest address of the stack, also where the image has data only.
     start: *mut u8,
     length: usize,
@@ -58,23 +58,23 @@ enum ImageMemory {
     Data(Vec<u64>),
 }
 
-impl Image {
+impl LaunchBlock {
     /// The image of a process that shares the agent's memory. `shares_table`: the process begins with the agent's descriptor
     /// table.
-    pub fn private(request: &ExecRequest<'_>, shares_table: bool) -> io::Result<Image> {
-        Image::build(request, shares_table, Image::map_private)
+    pub fn private(request: &ExecRequest<'_>, shares_table: bool) -> io::Result<LaunchBlock> {
+        LaunchBlock::build(request, shares_table, LaunchBlock::map_private)
     }
 
     /// The data of a process that the launcher creates.
-    pub fn data(request: &ExecRequest<'_>) -> io::Result<Image> {
-        Image::build(request, false, Image::allocate)
+    pub fn data(request: &ExecRequest<'_>) -> io::Result<LaunchBlock> {
+        LaunchBlock::build(request, false, LaunchBlock::allocate)
     }
 
     fn build(
         request: &ExecRequest<'_>,
         shares_table: bool,
-        map: fn(usize) -> io::Result<Image>,
-    ) -> io::Result<Image> {
+        map: fn(usize) -> io::Result<LaunchBlock>,
+    ) -> io::Result<LaunchBlock> {
         let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
         let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
@@ -133,11 +133,11 @@ impl Image {
         Ok(image)
     }
 
-    fn map_private(length: usize) -> io::Result<Image> {
+    fn map_private(length: usize) -> io::Result<LaunchBlock> {
         let is_spare = length <= SPARE_LENGTH;
         if let Some(spare) = SPARE_MAPPING.take().filter(|_| is_spare) {
             let start = ManuallyDrop::new(spare).0;
-            return Ok(Image { start, length, target: start as usize, memory: ImageMemory::Spare });
+            return Ok(LaunchBlock { start, length, target: start as usize, memory: ImageMemory::Spare });
         }
         let (mapped, memory) = match is_spare {
             true => (SPARE_LENGTH, ImageMemory::Spare),
@@ -148,17 +148,17 @@ impl Image {
         let start = unsafe { libc::mmap(ptr::null_mut(), mapped, access, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
-            false => Ok(Image { start: start.cast(), length, target: start as usize, memory }),
+            false => Ok(LaunchBlock { start: start.cast(), length, target: start as usize, memory }),
         }
     }
 
-    fn allocate(length: usize) -> io::Result<Image> {
+    fn allocate(length: usize) -> io::Result<LaunchBlock> {
         if length > MAX_IMAGE {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
         let mut data = vec![0u64; (length - STACK).div_ceil(size_of::<u64>())];
         let start = data.as_mut_ptr().cast::<u8>().wrapping_sub(STACK);
-        Ok(Image { start, length, target: 0, memory: ImageMemory::Data(data) })
+        Ok(LaunchBlock { start, length, target: 0, memory: ImageMemory::Data(data) })
     }
 
     /// The data for the launcher; `None`: the image is a mapping.
@@ -197,7 +197,7 @@ impl Image {
     }
 }
 
-impl Drop for Image {
+impl Drop for LaunchBlock {
     fn drop(&mut self) {
         match self.memory {
             ImageMemory::Data(_) => {}
@@ -234,9 +234,9 @@ impl Drop for SpareMapping {
     }
 }
 
-/// Writes strings and lists into the image. `Image::build` has computed the space.
+/// Writes strings and lists into the image. `LaunchBlock::build` has computed the space.
 struct Writer<'a> {
-    image: &'a Image,
+    image: &'a LaunchBlock,
     pointers_at: usize,
     texts_at: usize,
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::apply::{KillOnDrop, Machine};
+use crate::controller_api::address;
 use crate::fixtures::workspace::Workspace;
 use crate::http::Answer;
-use crate::listen::address;
 use crate::serve::{Gateway, log_of};
 use crate::server::{Server, connect_from};
 use crate::support::until;

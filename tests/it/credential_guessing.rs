@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::controller_api;
 use crate::http::Answer;
-use crate::listen;
-use crate::listeners::{AUTH, Controller, GSE, SOON, Site, announce, silent};
+use crate::listener_attacks::{AUTH, Controller, GSE, SOON, Site, announce, silent};
 use crate::serve::log_of;
 use crate::support::until;
 use crate::watch::read_log;
@@ -145,7 +145,7 @@ fn right_credentials_of_a_guessing_address_are_accepted_at_the_gateway() {
 fn the_token_is_accepted_from_a_guessing_address_at_the_controller() {
     let controller = Controller::new(&[]);
     let at = controller.at;
-    let token = listen::token(&controller.machine);
+    let token = controller_api::token(&controller.machine);
     let wrong = "Authorization: Bearer a-wrong-guess\r\n";
     let guesses = [
         request(at, "GET", "/api/v1/status", wrong, ""),

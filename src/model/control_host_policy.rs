@@ -6,7 +6,7 @@ use super::{Allow, Budgets, InstanceKey, Spec, glob};
 
 /// Rules of the control host for every plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OuterPolicy {
+pub struct ControlHostPolicy {
     pub name: String,
     pub file: String,
     /// The only owner that may be planned for.
@@ -39,7 +39,7 @@ impl SignatureRule {
     }
 }
 
-impl OuterPolicy {
+impl ControlHostPolicy {
     /// Values of an instance that the policy does not allow. `spec`: of its manifest; an orphan has none.
     pub fn violation(&self, key: &InstanceKey, spec: Option<&Spec>) -> Option<String> {
         let outside = |allowed: &Option<Vec<String>>, text: &str| {
@@ -92,12 +92,12 @@ mod tests {
     #[test]
     fn a_policy_names_the_first_part_that_it_does_not_allow() {
         let list = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        let policy = OuterPolicy {
+        let policy = ControlHostPolicy {
             name: "prod".to_owned(),
             file: "/etc/abide/policy.yaml".to_owned(),
             allow: Allow { namespaces: list(&["web"]), users: list(&["www"]), hosts: list(&["0:10.0.*"]) },
             paths: list(&["/opt/web/*"]),
-            ..OuterPolicy::default()
+            ..ControlHostPolicy::default()
         };
         let spec = |user: Option<&str>, path: &str| {
             let mut spec = Spec::default();
