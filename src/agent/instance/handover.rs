@@ -20,6 +20,7 @@ use crate::agent::error::AgentError;
 use crate::agent::exit_record::{ExitRecordError, command_id};
 use crate::agent::ownership::{self, LaunchEvidence, OwnershipError, OwnershipProof};
 use crate::agent::process::ProcessHandle;
+use crate::agent::restart_policy::{RestartPolicy, RestartSeries};
 use crate::agent::spawn::CommandExit;
 use crate::agent::start_output::with_output;
 use crate::agent::state::ProcessRun;
@@ -314,6 +315,10 @@ impl InstanceTask {
     }
 
     fn set_main(&mut self, handle: ProcessHandle, run: ProcessRun) {
+        // A replaced process ends a series of relaunches as one that ends by itself does.
+        if self.uptime_ms() >= RestartPolicy::of(&run.live.spec).settled_ms {
+            self.launches.series = RestartSeries::default();
+        }
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|before| before.incarnation == run.incarnation);
         let mut traces = before.map(|before| before.traces.clone()).unwrap_or_default();
