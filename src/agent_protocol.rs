@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::enrollment::{CertificateLife, EnrollmentRequest, IssuedCertificate};
-pub use self::figures::{FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures};
+pub use self::figures::{FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, TreeFigures, rounded_percent};
 pub use self::history::{ExitReason, FailedStart, InstanceHistory, ProcessExit, ScheduledRun};
 use crate::gse::codes::GseOp;
 use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};

@@ -22,7 +22,8 @@ const MAX_NAME_BYTES: usize = 200;
 impl ProcessFiles {
     /// Opens the folder of an agent.
     pub fn in_folder(agent: &Path) -> io::Result<ProcessFiles> {
-        let files = ProcessFiles(agent.join("processes"));
+        // The processes have other working folders than the agent.
+        let files = ProcessFiles(std::path::absolute(agent)?.join("processes"));
         make_folder(&files.0)?;
         Ok(files)
     }

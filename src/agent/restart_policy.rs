@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::retry_delay::RetryDelay;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{RestartPolicy, RestartWhen};
+use crate::model::{Monitor, RestartPolicy, RestartWhen, Spec};
 
 /// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,23 @@ pub struct RelaunchLimits {
     pub interval_ms: i64,
     /// A process that stays up this long ends the series of relaunches.
     pub settled_ms: i64,
+}
+
+/// A process that stays up less than this never ends a series.
+const MIN_SETTLED_MS: i64 = 10_000;
+
+impl RelaunchLimits {
+    pub fn of(spec: &Spec) -> RelaunchLimits {
+        let ms = |secs: u32| i64::from(secs) * 1000;
+        let monitor = &spec.monitor;
+        let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
+        let check_ms = ms(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS));
+        RelaunchLimits {
+            retries: spec.restart.attempts.or(monitor.start_retries).unwrap_or(Monitor::START_RETRIES),
+            interval_ms,
+            settled_ms: interval_ms.max(check_ms).max(MIN_SETTLED_MS),
+        }
+    }
 }
 
 /// Maximum wait between two launches.

@@ -82,7 +82,10 @@ async fn log_text(log: LogTarget, rights: Rights, secrets: SecretTexts) -> Strin
 
 /// The last lines of a text on one line, without control characters.
 pub fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty()).collect();
+    let mut lines: Vec<&str> =
+        text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty()).collect();
+    // A program that tries again prints the same line again: the cause is above it.
+    lines.dedup();
     let last = &lines[lines.len().saturating_sub(LINES)..];
     let shown = |line: &&str| {
         let line = line.trim();
@@ -92,9 +95,23 @@ pub fn last_lines(text: &str) -> String {
     last.iter().map(shown).collect::<Vec<_>>().join(" | ")
 }
 
+/// A failure with the output of its command, if there is any.
+pub fn with_output(failure: &str, output: &str) -> String {
+    match output.trim_end() {
+        "" => failure.to_owned(),
+        output => format!("{failure}: {output}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_without_output_ends_without_a_colon() {
+        assert_eq!(with_output("start_cmd ended with 1", " \n"), "start_cmd ended with 1");
+        assert_eq!(with_output("start_cmd ended with 1", "no port\n"), "start_cmd ended with 1: no port");
+    }
 
     #[test]
     fn the_last_lines_are_one_line_without_control_characters() {
@@ -103,6 +120,7 @@ mod tests {
         assert_eq!(last_lines("a\n\n  b\u{1b}[31m\r\n"), "a | b\\u{1b}[31m");
         let many: String = (1..=20).map(|number| format!("line {number}\n")).collect();
         assert_eq!(last_lines(&many), "line 15 | line 16 | line 17 | line 18 | line 19 | line 20");
+        assert_eq!(last_lines(&format!("a\n{}b\n", "again\n".repeat(20))), "a | again | b");
         let long = last_lines(&"ä".repeat(1000));
         assert!(long.chars().count() == LINE_CHARS + 1 && long.ends_with('…'), "{long}");
     }

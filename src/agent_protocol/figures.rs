@@ -21,6 +21,11 @@ pub struct TreeFigures {
 
 type FigureNumbers = (u32, u64, u32, u32, u32);
 
+/// A share of the host in percent, with three decimals.
+pub fn rounded_percent(share: f64) -> f64 {
+    (share * 1000.0).round() / 1000.0
+}
+
 impl From<FigureNumbers> for TreeFigures {
     fn from((cpu_milli, mem_kb, fds, threads, processes): FigureNumbers) -> TreeFigures {
         TreeFigures { cpu_milli, mem_kb, fds, threads, processes }

@@ -24,6 +24,9 @@ use crate::proc::ProcessStrings;
 /// The flag of a local system that a verb starts on demand.
 const BACKGROUND: &str = "--background";
 
+/// Locked while `abide down --stop-processes` runs.
+const PROCESS_STOP_LOCK: &str = "process-stop.lock";
+
 pub use crate::engine::LOCAL_APP as APP;
 
 #[derive(Clone, Debug)]
@@ -75,6 +78,20 @@ impl Home {
         let locked = flock(&file, FlockOperation::LockExclusive);
         locked.map_err(|error| failed("cannot lock", &self.path(name), &error.into()))?;
         Ok(file)
+    }
+
+    /// Records that a verb stops the processes of the local system, until the file is dropped.
+    pub fn record_stop_of_processes(&self) -> Result<File, Failure> {
+        let file = self.lock_file(PROCESS_STOP_LOCK)?;
+        let locked = flock(&file, FlockOperation::LockShared);
+        locked.map_err(|error| failed("cannot lock", &self.path(PROCESS_STOP_LOCK), &error.into()))?;
+        Ok(file)
+    }
+
+    /// Whether a verb stops the processes of the local system.
+    pub fn stops_processes(&self) -> bool {
+        File::open(self.path(PROCESS_STOP_LOCK))
+            .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
     }
 
     /// Locks the folder. `None`: another local system holds the lock.

@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::protections;
+use crate::backend::RowState;
 use crate::clock;
-use crate::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, StepResult, execute};
+use crate::execute::{ActiveHolds, ExecutionContext, ExecutionSettings, StepOutcome, StepResult, execute};
 use crate::model::{
     Desired, HashedSpec, Hold, HostKey, InstanceKey, Observed, ObservedInstance, Op, Plan, SpecSide, Step,
     Time, Wave,
@@ -76,7 +78,40 @@ pub async fn operate<T: Target>(
     if is_recorded_as_hold(op) {
         target.state().txn(holds(op, instances, terms)).await.map_err(OperateError::Hold)?;
     }
-    Ok(execute_steps(steps, target, observed, deadline).await)
+    let mut results = execute_steps(steps, target, observed, deadline).await;
+    if matches!(op, Op::Stop | Op::Kill) {
+        let waiting = waiting_steps(&results, instances, observation);
+        let ended = execute_steps(waiting, target, observed, deadline).await;
+        ended.into_iter().for_each(|ended| record_supervision_end(&mut results, ended));
+    }
+    Ok(results)
+}
+
+/// Steps that end the supervision of processes that did not run when they were stopped. Supervision would launch them later:
+/// after a wait between two tries, or at the next time of their schedule.
+fn waiting_steps(
+    results: &[StepResult],
+    instances: &[(&InstanceKey, &ObservedInstance)],
+    observation: &Observation,
+) -> Vec<Step> {
+    let did_not_run = |key: &InstanceKey| {
+        results.iter().any(|result| result.instance == *key && result.state == RowState::NotRunning)
+    };
+    let waiting = instances.iter().filter(|(key, seen)| seen.hosted == Some(true) && did_not_run(key));
+    waiting.map(|(key, seen)| step(Op::Unsupervise, key, seen, observation)).collect()
+}
+
+/// Adds the end of supervision to the result of a stop.
+fn record_supervision_end(results: &mut [StepResult], ended: StepResult) {
+    let Some(result) = results.iter_mut().find(|result| result.instance == ended.instance) else { return };
+    match ended.outcome {
+        StepOutcome::Done | StepOutcome::AlreadySo => {
+            result.message.push_str("; it is not supervised any more");
+        }
+        StepOutcome::Failed | StepOutcome::Skipped | StepOutcome::TimedOut | StepOutcome::Unknown => {
+            *result = ended;
+        }
+    }
 }
 
 /// The steps of an operation, unless an instance cannot be operated on.
@@ -150,6 +185,12 @@ pub fn step(op: Op, instance: &InstanceKey, seen: &ObservedInstance, world: &Obs
     }
 }
 
+/// The number of a run in this process: two runs in the same millisecond are different.
+fn next_run() -> usize {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    RUNS.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Executes the steps, grouped by owner. The result has every step.
 pub async fn execute_steps<T: Target>(
     steps: Vec<Step>,
@@ -167,7 +208,7 @@ pub async fn execute_steps<T: Target>(
         false => protections::read(target.state()).await.unwrap_or_default(),
     };
     let mut all = Vec::new();
-    for (nth, (owner, steps)) in owners.into_iter().enumerate() {
+    for (owner, steps) in owners {
         let (_going_on, stop) = watch::channel(false);
         // Manual operations are not subject to holds: they create one.
         let (_free, active_holds) = watch::channel(ActiveHolds::default());
@@ -175,7 +216,7 @@ pub async fn execute_steps<T: Target>(
             owner: owner.unwrap_or_default().to_owned(),
             target: target.name().to_owned(),
             caps: target.caps(),
-            run: format!("by-hand-{:013}-{}-{nth}", clock::now().0, std::process::id()),
+            run: format!("by-hand-{:013}-{}-{}", clock::now().0, std::process::id(), next_run()),
             deadline,
             max_parallel: usize::MAX,
             check: |_| None,

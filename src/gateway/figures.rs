@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{ApiError, Gateway};
-use crate::agent_protocol::{FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, ToAgent, TreeFigures};
+use crate::agent_protocol::{
+    FigurePoint, FigureRow, FiguresAnswer, FiguresUpdate, ToAgent, TreeFigures, rounded_percent,
+};
 use crate::clock;
 use crate::contract::{FigureDetails, FigureSample, FigureSeries};
 use crate::gse::response::Envelope;
@@ -123,8 +125,8 @@ impl SessionFigures {
         let known = locked(&self.rows);
         let (figures, at) = known.by_instance.get(instance)?;
         Some(InstanceFigures {
-            cpu_percent: f64::from(figures.cpu_milli) / 10.0 / f64::from(known.cores.max(1)),
-            mem_percent: figures.mem_kb as f64 / known.mem_kb.max(1) as f64 * 100.0,
+            cpu_percent: rounded_percent(f64::from(figures.cpu_milli) / 10.0 / f64::from(known.cores.max(1))),
+            mem_percent: rounded_percent(figures.mem_kb as f64 / known.mem_kb.max(1) as f64 * 100.0),
             details: details(*figures, *at),
         })
     }

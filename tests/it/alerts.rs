@@ -80,7 +80,7 @@ fn an_incident_is_one_message_and_its_recovery_is_sent_by_the_next_leader() {
     assert!(instances.contains("0:127.0.0.1:web:"), "{message}");
     until("the incidents are open", || notify_status(address(&machine, "first.log"), "team")["open"] == 2);
     let second = watch(&machine, "second.log", &[]);
-    until("it waits", || read_log(&machine, "second.log").contains("waiting"));
+    until("it waits", || read_log(&machine, "second.log").contains("standby"));
     end(first);
     let at = address(&machine, "second.log");
     until("the second one leads", || get(at, "/api/v1/status").json()["role"] == "leader");

@@ -409,7 +409,7 @@ fn notifications_use_the_template_and_are_retried() {
     std::fs::write(machine.path("m/z.yaml"), "kind: Process\nstrange: \"\\\"\"\n").expect("a file");
     until("problems are reported", || told("z.yaml:"));
     std::fs::remove_file(machine.path("m/z.yaml")).expect("a file");
-    until("and that they are gone", || told("no more errors"));
+    until("and that they are gone", || told("manifest errors resolved"));
     // It has surely ended by the time it is checked.
     machine.write("bad", "  control: {start_mode: foreground, start_cmd: exit 7}\n");
     machine.edit("bad", "start_check_secs: 0", "start_check_secs: 3");

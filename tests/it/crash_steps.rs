@@ -21,7 +21,7 @@ type Case = (bool, Option<i64>, &'static str);
 const FOREGROUND: bool = false;
 const DAEMON: bool = true;
 
-const CASES: [Case; 48] = [
+const CASES: [Case; 54] = [
     (FOREGROUND, Some(START), "intent-written"),
     (FOREGROUND, Some(START), "writer-started"),
     (FOREGROUND, Some(START), "born"),
@@ -37,6 +37,7 @@ const CASES: [Case; 48] = [
     (FOREGROUND, Some(KILL), "signalled"),
     (FOREGROUND, Some(KILL), "main-ended"),
     (FOREGROUND, Some(KILL), "done"),
+    (FOREGROUND, Some(KILL), "result-written"),
     (FOREGROUND, Some(RESTART), "signalled"),
     (FOREGROUND, Some(RESTART), "main-ended"),
     (FOREGROUND, Some(RESTART), "down"),
@@ -59,6 +60,10 @@ const CASES: [Case; 48] = [
     (DAEMON, Some(STOP), "command-ended"),
     (DAEMON, Some(STOP), "main-ended"),
     (DAEMON, Some(STOP), "done"),
+    (DAEMON, Some(KILL), "unguarded"),
+    (DAEMON, Some(KILL), "signalled"),
+    (DAEMON, Some(KILL), "main-ended"),
+    (DAEMON, Some(KILL), "result-written"),
     (DAEMON, Some(RELOAD), "command-begun"),
     (DAEMON, Some(RELOAD), "command-ended"),
     (DAEMON, Some(RELOAD), "handed-over"),
@@ -67,6 +72,7 @@ const CASES: [Case; 48] = [
     (DAEMON, Some(RESTART), "command-begun"),
     (DAEMON, Some(RESTART), "command-ended"),
     (DAEMON, Some(RESTART), "done"),
+    (DAEMON, Some(RESTART), "result-written"),
     (DAEMON, None, "tree-ended"),
     (DAEMON, None, "intent-written"),
     (DAEMON, None, "row-written"),
@@ -170,7 +176,11 @@ fn crash_at((is_daemon, op, place): Case) {
     let replaces = is_daemon && matches!(op, Some(RELOAD | RESTART));
     let starts = if op.is_none() || op == Some(RESTART) && !is_daemon { 2 } else { 1 };
     assert_eq!(count("starts"), starts, "{context}\n{}", system.log());
-    assert_eq!((count("swaps"), count("stops")), (replaces.into(), (is_daemon && !runs).into()), "{context}");
+    assert_eq!(
+        (count("swaps"), count("stops")),
+        (replaces.into(), (is_daemon && op == Some(STOP)).into()),
+        "{context}"
+    );
     if !is_daemon {
         all_lines_are_logged(&system, starts, runs, &context);
     }

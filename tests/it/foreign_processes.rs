@@ -197,6 +197,8 @@ fn a_process_with_the_pid_of_a_killed_start_shell_is_not_ended() {
     system.disable_control_groups();
     let row = system.row("d", &task);
     assert_eq!(row["error_code"], 0, "{row}\n{}", system.log());
+    // The report of the next agent may come after the result that it found.
+    until("it runs", || system.pid("d").is_some());
     let pid = system.pid("d").expect("it runs");
     let (code, message) = system.operate("d", STOP, &spec);
     assert!(code == 0 && !is_alive(pid), "{code} {message}\n{}", system.log());

@@ -38,6 +38,32 @@ fn down_stops_the_processes_of_every_host() {
 }
 
 #[test]
+fn an_up_that_down_ends_does_not_call_stopped_processes_unsupervised() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let mut up = machine.start(&["up", "--listen", "127.0.0.1:0"], "up.log");
+    until("`up` is ready", || read_log(&machine, "up.log").contains("ready http://"));
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    let (code, out, err) = machine.run(&["down", "--stop-processes"]);
+    assert!(code == 0 && err.contains("stopping 1 process\n"), "{out}{err}");
+    up.0.wait().expect("it ends");
+    let log = read_log(&machine, "up.log");
+    assert!(log.contains("`abide down --stop-processes` stops 1 process\n"), "{log}");
+    assert!(!log.contains("unsupervised"), "{log}");
+    // The record ends with `down`.
+    let mut up = machine.start(&["up", "--listen", "127.0.0.1:0"], "next.log");
+    until("`up` is ready", || read_log(&machine, "next.log").contains("ready http://"));
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    crate::system::kill(up.0.id(), "TERM");
+    up.0.wait().expect("it ends");
+    let log = read_log(&machine, "next.log");
+    assert!(log.contains("1 process keeps running unsupervised"), "{log}");
+    machine.run(&["down", "--stop-processes"]);
+}
+
+#[test]
 fn a_background_system_is_announced_and_down_names_unsupervised_processes() {
     let machine = Machine::new();
     machine.process("a", "1", "");

@@ -89,6 +89,27 @@ fn a_log_is_read_whole_or_from_the_end_or_since_a_time() {
     assert!(text == format!("{long}\u{fffd}\n"), "{} of {} bytes", text.len(), long.len());
 }
 
+/// The folder of this agent is a relative path, and its processes have other working folders.
+#[test]
+fn a_process_without_paths_has_its_files_in_the_folder_of_the_agent() {
+    let mut system = System::new();
+    let mut spec = system.spec("app", "echo up; exec sleep 1000");
+    for field in ["pid_path", "log_path"] {
+        spec["identity"].as_object_mut().expect("fields").remove(field);
+    }
+    assert_eq!(system.operate("app", 0, &spec), (0, "success".to_owned()), "{}", system.log());
+    let pid = system.pid("app").expect("a pid");
+    let files = system.path(&format!("agent/processes/{HOST}:web:app"));
+    let named = std::fs::read_to_string(files.join("process.pid")).expect("a pid file");
+    assert_eq!(named.trim(), pid.to_string());
+    until("its line is logged", || read(&system.server, "app", "").is_ok_and(|text| text == "up\n"));
+    // The next agent finds the same files.
+    system.kill_agent();
+    system.start_agent();
+    kill(pid, "KILL");
+    until("it is back", || read(&system.server, "app", "").is_ok_and(|text| text == "up\nup\n"));
+}
+
 #[test]
 fn an_unreadable_log_has_a_reason() {
     let system = System::new();

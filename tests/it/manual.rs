@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::dialects::{Daemon, Fleet};
 use crate::fixtures::machine::Machine;
-use crate::support::keys;
+use crate::support::{keys, until};
 use crate::system::is_alive;
 
 fn sorted(fleet: &Fleet) -> Vec<String> {
@@ -74,6 +74,48 @@ fn a_stopped_process_can_be_started_on_a_target_without_lists() {
     assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
     let (code, _, err) = fleet.run(&["start", "web/none"]);
     assert!(code == 64 && err.contains("has no process web/none"), "{code} {err}");
+}
+
+/// Supervision would launch it later: after the wait between two tries, or at the next time of its schedule.
+#[test]
+fn a_stop_ends_the_supervision_of_a_process_that_waits() {
+    let machine = Machine::new();
+    let crashes = machine
+        .manifest("crashes")
+        .control("start_mode", "foreground")
+        .start_cmd("echo up >> starts; while [ ! -e go ]; do sleep 0.05; done; exit 1")
+        .monitor("start_interval", 3600);
+    machine.declare("crashes", crashes);
+    machine.declare(
+        "daily",
+        format!(
+            "kind: Process\nmeta: {{namespace: web, name: daily}}\nhosts: [127.0.0.1]\nrun: \"true\"\ndir: {}\nschedule: \"0 3 * * *\"\n",
+            machine.path("").display()
+        ),
+    );
+    let (code, out, err) = machine.apply(&[]);
+    assert_eq!(code, 0, "{out}{err}");
+    // It crashes, is launched again at once, and crashes again.
+    std::fs::write(machine.path("go"), "").expect("a file");
+    let row = |name: &str| {
+        let rows: Value =
+            serde_json::from_str(&machine.run(&["get", "processes", "-o", "json"]).1).expect("JSON");
+        let rows = rows.as_array().expect("rows").clone();
+        rows.into_iter().find(|row| row["name"] == name).unwrap_or_default()
+    };
+    until("both wait", || row("crashes")["next"].is_string() && row("daily")["next"].is_string());
+    let starts = crate::system::lines(&machine.path("starts"));
+    let (code, out, err) = machine.run(&["stop", "web/crashes", "web/daily"]);
+    assert!(code == 0 && out.contains("2 of 2 instances; held"), "{code} {out}{err}");
+    assert_eq!(err.matches("process is not running; it is not supervised any more").count(), 2, "{err}");
+    for name in ["crashes", "daily"] {
+        until("the wait is over", || row(name)["hosted"] == false && row(name)["next"].is_null());
+    }
+    assert_eq!(crate::system::lines(&machine.path("starts")), starts, "nothing was launched");
+    // The end of the hold ends the stop.
+    assert_eq!(machine.run(&["release", "web/daily"]).0, 0);
+    let (_, out, err) = machine.apply(&[]);
+    assert!(row("daily")["hosted"] == true, "{out}{err}");
 }
 
 /// A one-shot that may have run is held until a person starts it.

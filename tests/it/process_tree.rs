@@ -439,3 +439,26 @@ fn corrected_commands_take_effect_without_a_restart() {
     assert_eq!(system.operate("p", STOP, &Value::Null).0, 0);
     assert_eq!(std::fs::read_to_string(system.path("stops")).expect("a file"), "right\n");
 }
+
+/// A crash that is the first one for a long time is repaired at once, also if the process was replaced in between.
+#[test]
+fn a_replaced_process_that_was_up_long_ends_the_series_of_relaunches() {
+    let system = System::new();
+    let launch = format!("setsid sleep 1000 & echo $! > {}", system.path("run/p.pid").display());
+    let mut spec = daemon(&system, "p", "sleep", &launch);
+    spec["control"]["reload_cmd"] = json!(format!("{launch}; kill -9 $ABIDE_PID"));
+    spec["monitor_policy"]["start_interval"] = json!(10);
+    assert_eq!(system.operate("p", START, &spec).0, 0);
+    let first = system.pid("p").expect("a pid");
+    kill(first, "KILL");
+    let second = replaced(&system, "p", first);
+    let up = Instant::now();
+    until("it was up for more than start_interval", || up.elapsed() > Duration::from_millis(10_500));
+    assert_eq!(system.operate("p", RELOAD, &spec).0, 0);
+    let third = system.pid("p").expect("a pid");
+    assert!(third != second && is_alive(third), "{second} {third}");
+    let crash = Instant::now();
+    kill(third, "KILL");
+    replaced(&system, "p", third);
+    assert!(crash.elapsed() < Duration::from_secs(9), "no wait of start_interval: {:?}", crash.elapsed());
+}

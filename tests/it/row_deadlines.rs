@@ -14,7 +14,7 @@ use crate::fixtures::manifest::Manifest;
 use crate::fixtures::workspace::Workspace;
 use crate::server::{Lines, Server};
 use crate::support::{command, keys, stderr, stdout, until};
-use crate::system::{APPS, System, is_alive, lines};
+use crate::system::{APPS, System, is_alive, kill, lines};
 
 const HOST: &str = "0:127.0.0.1";
 const HOUR_MS: i64 = 3_600_000;
@@ -266,41 +266,77 @@ fn results_are_dropped_once_the_gateway_cannot_resend() {
 /// A copy of the gateway's store from when an operation was open, in place of one that knows its result.
 #[test]
 fn a_restored_gateway_does_not_run_an_operation_again() {
-    for below_the_floor in [false, true] {
-        let mut system = System::new();
-        let mut once = system.spec("once", "echo ran >> runs");
-        once["monitor_policy"]["auto_type"] = json!(2);
-        system.kill_agent();
-        let task = system.begin("once", 0, &once);
-        let (address, file, copy) = (system.server.address, system.path("store.db"), system.path("copy.db"));
-        let stop = |system: &mut System| {
-            system.server = Server::at(address);
-            until("the port is free", || std::net::TcpListener::bind(address).is_ok());
-        };
-        stop(&mut system);
-        std::fs::copy(&file, &copy).expect("a copy");
-        let _ = std::fs::copy(system.path("store.db-wal"), system.path("copy.db-wal"));
-        system.server = Server::restart_at(address, &file, APPS, "* token\n");
-        system.start_agent();
-        assert_eq!(system.row("once", &task)["error_code"], 0);
-        if below_the_floor {
-            until("the floor is above it", || records(&system) == 0);
+    assert!(restore_gateway(true), "the floor was waited for");
+    // On a busy machine the gateway may confirm the floor before it is stopped.
+    assert!((0..10).any(|_| !restore_gateway(false)), "each time the floor was above the operation");
+}
+
+/// Returns whether the floor was above the operation when the gateway was restored.
+fn restore_gateway(waits_for_floor: bool) -> bool {
+    let mut system = System::new();
+    let mut once = system.spec("once", "echo ran >> runs");
+    once["monitor_policy"]["auto_type"] = json!(2);
+    system.kill_agent();
+    let task = system.begin("once", 0, &once);
+    let (address, file, copy) = (system.server.address, system.path("store.db"), system.path("copy.db"));
+    let stop = |system: &mut System| {
+        system.server = Server::at(address);
+        until("the port is free", || std::net::TcpListener::bind(address).is_ok());
+    };
+    stop(&mut system);
+    std::fs::copy(&file, &copy).expect("a copy");
+    let _ = std::fs::copy(system.path("store.db-wal"), system.path("copy.db-wal"));
+    system.server = Server::restart_at(address, &file, APPS, "* token\n");
+    system.start_agent();
+    assert_eq!(system.row("once", &task)["error_code"], 0);
+    if waits_for_floor {
+        until("the floor is above it", || records(&system) == 0);
+    }
+    let ended_sessions = |system: &System| system.log().matches("session with the gateway ended").count();
+    let before = ended_sessions(&system);
+    stop(&mut system);
+    until("the agent has read everything", || ended_sessions(&system) > before);
+    let is_below_the_floor = records(&system) == 0;
+    system.server = Server::restart_at(address, &copy, APPS, "* token\n");
+    let row = system.row("once", &task);
+    match is_below_the_floor {
+        false => assert_eq!(row["error_code"], 0, "its result is repeated: {row}"),
+        true => {
+            assert_eq!(row["error_code"], 1_900_408, "{row}");
+            assert!(row["error_msg"].as_str().expect("text").contains("is final (floor"), "{row}");
+            assert!(system.log().contains("operation refused"), "{}", system.log());
         }
-        stop(&mut system);
-        system.server = Server::restart_at(address, &copy, APPS, "* token\n");
-        let row = system.row("once", &task);
-        match below_the_floor {
-            false => assert_eq!(row["error_code"], 0, "its result is repeated: {row}"),
-            true => {
-                assert_eq!(row["error_code"], 1_900_408, "{row}");
-                assert!(row["error_msg"].as_str().expect("text").contains("is final (floor"), "{row}");
-                assert!(system.log().contains("operation refused"), "{}", system.log());
-            }
-        }
-        assert_eq!(lines(&system.path("runs")), 1, "{}", system.log());
-        // The next one runs: its number is larger.
-        assert_eq!(system.operate("once", 0, &once).0, 0);
-        until("it ran", || lines(&system.path("runs")) == 2);
+    }
+    assert_eq!(lines(&system.path("runs")), 1, "{}", system.log());
+    // The next one runs: its number is larger.
+    assert_eq!(system.operate("once", 0, &once).0, 0);
+    until("it ran", || lines(&system.path("runs")) == 2);
+    is_below_the_floor
+}
+
+/// The deadline of an operation is over while the agent is frozen.
+#[test]
+fn a_frozen_agent_runs_no_operation_after_its_final_row() {
+    let mut system = System::new();
+    let mut spec = system.spec("p", "echo up >> starts; exec sleep 1000");
+    spec["monitor_policy"]["op_timeout"] = json!(1);
+    assert_eq!(system.operate("p", 0, &spec).0, 0);
+    let pid = system.pid("p").expect("a pid");
+    let agent = system.agent.as_mut().expect("an agent").id();
+    kill(agent, "STOP");
+    let tasks = [7, 1].map(|op| system.begin("p", op, &spec));
+    for task in &tasks {
+        let row = system.row("p", task);
+        assert_eq!(row["error_code"], 117, "{row}");
+        assert!(row["error_msg"].as_str().is_some_and(|text| text.contains("not connected")), "{row}");
+    }
+    kill(agent, "CONT");
+    until("it is connected again", || system.process("p")["agent"] == true);
+    // A status check comes after everything on the stream, and after every operation on its instance.
+    assert_eq!(system.operate("p", 2, &spec).0, 0);
+    assert_eq!((system.pid("p"), lines(&system.path("starts"))), (Some(pid), 1), "{}", system.log());
+    for task in &tasks {
+        assert_eq!(system.row("p", task)["error_code"], 117, "a final row stays");
     }
 }
 

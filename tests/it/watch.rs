@@ -181,7 +181,7 @@ fn a_standby_takes_over_without_repeating_operations() {
     let mut first = watch(&machine, "first", &[]);
     until("a runs", || running(&machine, &["a"]));
     let _second = watch(&machine, "second", &[]);
-    until("it waits", || read_log(&machine, "second").contains("waiting"));
+    until("it waits", || read_log(&machine, "second").contains("standby"));
     first.0.kill().expect("it is killed");
     first.0.wait().expect("it ends");
     machine.process("b", "1", "");

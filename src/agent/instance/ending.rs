@@ -17,6 +17,7 @@ use crate::agent::process::{ProcessHandle, boot_id, name};
 use crate::agent::reaper;
 use crate::agent::restart_policy::RestartSeries;
 use crate::agent::spawn::CommandExit;
+use crate::agent::start_output::with_output;
 use crate::agent::state::ProcessRun;
 use crate::agent::tree::{KILL_TIMEOUT, KilledProcesses, LaunchRecord, LaunchTraces, ProcessTree};
 use crate::agent_protocol::OwnedSpec;
@@ -175,9 +176,9 @@ impl InstanceTask {
             Err(why) => Some(why.into()),
             Ok(CommandExit::Success) => None,
             Ok(CommandExit::Failure(code, output)) => {
-                Some(format!("stop: the command ended with {code}: {output}"))
+                Some(with_output(&format!("stop: the command ended with {code}"), &output))
             }
-            Ok(CommandExit::TimedOut(output)) => Some(format!("stop: the command timed out: {output}")),
+            Ok(CommandExit::TimedOut(output)) => Some(with_output("stop: the command timed out", &output)),
         }
     }
 

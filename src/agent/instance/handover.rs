@@ -20,7 +20,9 @@ use crate::agent::error::AgentError;
 use crate::agent::exit_record::{ExitRecordError, command_id};
 use crate::agent::ownership::{self, LaunchEvidence, OwnershipError, OwnershipProof};
 use crate::agent::process::ProcessHandle;
+use crate::agent::restart_policy::{RelaunchLimits, RestartSeries};
 use crate::agent::spawn::CommandExit;
+use crate::agent::start_output::with_output;
 use crate::agent::state::ProcessRun;
 use crate::agent::tree::LaunchTraces;
 use crate::agent::user_files::Rights;
@@ -167,10 +169,10 @@ impl InstanceTask {
             Err(why) => return failed(why),
             Ok(CommandExit::Success) => {}
             Ok(CommandExit::Failure(code, output)) => {
-                return failed(format!("restart_cmd ended with {code}: {output}"));
+                return failed(with_output(&format!("restart_cmd ended with {code}"), &output));
             }
             Ok(CommandExit::TimedOut(output)) => {
-                return failed(format!("restart_cmd timed out: {output}"));
+                return failed(with_output("restart_cmd timed out", &output));
             }
         }
         match wait_for_successor(&owned.spec, rights, context).await {
@@ -219,9 +221,9 @@ impl InstanceTask {
         let reply = match ran {
             Err(why) => failed(why),
             Ok(CommandExit::Failure(code, output)) => {
-                failed(format!("reload_cmd ended with {code}: {output}"))
+                failed(with_output(&format!("reload_cmd ended with {code}"), &output))
             }
-            Ok(CommandExit::TimedOut(output)) => failed(format!("reload_cmd timed out: {output}")),
+            Ok(CommandExit::TimedOut(output)) => failed(with_output("reload_cmd timed out", &output)),
             Ok(CommandExit::Success) => {
                 self.finish_reload(owned, takes, how.field(), &rights, &context).await
             }
@@ -313,6 +315,10 @@ impl InstanceTask {
     }
 
     fn set_main(&mut self, handle: ProcessHandle, run: ProcessRun) {
+        // A replaced process ends a series of relaunches as one that ends by itself does.
+        if self.uptime_ms() >= RelaunchLimits::of(&run.live.spec).settled_ms {
+            self.launches.series = RestartSeries::default();
+        }
         // The processes of the tree stay members of it.
         let before = self.state.run.as_ref().filter(|before| before.incarnation == run.incarnation);
         let mut traces = before.map(|before| before.traces.clone()).unwrap_or_default();

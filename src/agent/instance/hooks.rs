@@ -25,6 +25,7 @@ use crate::agent::exit_record::{ExitRecord, after_start_id, command_id, hook_id,
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent::sandbox::LaunchSandbox;
 use crate::agent::spawn::{CommandExit, SpecCommand};
+use crate::agent::start_output::with_output;
 use crate::agent::tree::ProcessTree;
 use crate::agent::user_files::Rights;
 use crate::agent_protocol::OwnedSpec;
@@ -260,11 +261,11 @@ impl InstanceTask {
         let why = match ended {
             Ok(CommandExit::Success) => return None,
             Ok(CommandExit::Failure(code, output)) => {
-                with_output(format!("{name} ended with {code}"), &output)
+                with_output(&format!("{name} ended with {code}"), &output)
             }
             Ok(CommandExit::TimedOut(output)) => {
                 let secs = hook_time(spec, hook).as_secs();
-                with_output(format!("{name} timed out after {secs} s"), &output)
+                with_output(&format!("{name} timed out after {secs} s"), &output)
             }
             Err(why) => format!("{name}: {}", String::from(why)),
         };
@@ -274,14 +275,6 @@ impl InstanceTask {
         warn!(instance = %self.key, %why, "failed hook ignored");
         self.progress.ignored_failures.push(why);
         None
-    }
-}
-
-/// A failure with the output of its command, if there is any.
-fn with_output(failure: String, output: &str) -> String {
-    match output.trim_end() {
-        "" => failure,
-        output => format!("{failure}: {output}"),
     }
 }
 

@@ -22,7 +22,7 @@ use crate::agent::ownership::{self, LaunchEvidence};
 use crate::agent::process::{ProcessHandle, ticks_since_boot};
 use crate::agent::sandbox::LaunchSandbox;
 use crate::agent::spawn::{CommandExit, Launch, SpecCommand};
-use crate::agent::start_output::{StartAttempt, last_lines};
+use crate::agent::start_output::{StartAttempt, last_lines, with_output};
 use crate::agent::user_files::{FileWork, Rights};
 use crate::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
@@ -163,12 +163,13 @@ impl InstanceTask {
                 CommandExit::Success => {}
                 CommandExit::Failure(code, output) => {
                     self.store_failed_output(launch_id, &output);
-                    return Err(failed(format!("start_cmd ended with {code}: {}", last_lines(&output))));
+                    let failure = format!("start_cmd ended with {code}");
+                    return Err(failed(with_output(&failure, &last_lines(&output))));
                 }
                 CommandExit::TimedOut(output) => {
                     self.store_failed_output(launch_id, &output);
-                    let (secs, output) = (time.as_secs(), last_lines(&output));
-                    return Err(failed(format!("start_cmd timed out after {secs} s: {output}")));
+                    let failure = format!("start_cmd timed out after {} s", time.as_secs());
+                    return Err(failed(with_output(&failure, &last_lines(&output))));
                 }
             }
         }

@@ -8,7 +8,7 @@ use crate::agent::figures::tree_usage::{MeasuredTree, TreeUsage};
 use crate::agent::meter::{memory, processors};
 use crate::agent::proc_scan;
 use crate::agent::process::command_line;
-use crate::agent_protocol::OwnedSpec;
+use crate::agent_protocol::{OwnedSpec, rounded_percent};
 use crate::clock;
 use crate::gse::response::{LiveFigures, LiveInstance, LiveProcess, LiveStatus};
 use crate::model::{HostKey, Time};
@@ -57,9 +57,9 @@ impl InstanceTask {
         let average = tree.as_ref().map_or(0.0, |tree| usage.cpu_secs() / tree.age_secs().max(1.0));
         let now =
             self.figures.measure().await.map_or(average, |figures| f64::from(figures.cpu_milli) / 1000.0);
-        let of_host = |cores: f64| cores / processors() * 100.0;
+        let of_host = |cores: f64| rounded_percent(cores / processors() * 100.0);
         instance.cpu_usage = of_host(now);
-        instance.phy_mem_usage = usage.bytes as f64 / memory() as f64 * 100.0;
+        instance.phy_mem_usage = rounded_percent(usage.bytes as f64 / memory() as f64 * 100.0);
         let Some(stat) = pid.and_then(ProcStat::of) else { return };
         // The health and version of a process that is not owned are unknown.
         let (version, health) = match instance.not_owned {

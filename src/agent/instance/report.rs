@@ -9,7 +9,7 @@ use crate::agent::health::HealthSettings;
 use crate::agent::restart_policy::{Completion, Phase};
 use crate::agent::schedule::ClockReading;
 use crate::agent::state::ProcessRun;
-use crate::agent_protocol::{AgentFiles, AgentMessage, Report, ReportedRun};
+use crate::agent_protocol::{AgentFiles, AgentMessage, Report, ReportedRun, rounded_percent};
 use crate::clock;
 use crate::model::AutoType;
 
@@ -79,8 +79,8 @@ impl InstanceTask {
             version: self.monitors.version.clone(),
             exit: state.exit,
             next,
-            cpu: self.monitors.share.map_or(0.0, |share| share.cpu),
-            mem: self.monitors.share.map_or(0.0, |share| share.mem),
+            cpu: self.monitors.share.map_or(0.0, |share| rounded_percent(share.cpu)),
+            mem: self.monitors.share.map_or(0.0, |share| rounded_percent(share.mem)),
             config: self.monitors.config.clone(),
             stranger: foreign_pid,
             history: state.history.clone(),

@@ -16,7 +16,7 @@ use crate::agent_protocol::OwnedSpec;
 use crate::clock;
 use crate::failpoint;
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, Monitor, Time};
+use crate::model::{AutoType, Time};
 
 impl InstanceTask {
     /// Computes the next scheduled run of a supervised periodic process.
@@ -73,6 +73,11 @@ impl InstanceTask {
             .map_or_else(|| Duration::from_millis(u64::try_from(by_clock()).unwrap_or(0)), |at| at.elapsed())
     }
 
+    /// Time since the launch of the process, in milliseconds.
+    pub(super) fn uptime_ms(&self) -> i64 {
+        i64::try_from(self.uptime().as_millis()).unwrap_or(i64::MAX)
+    }
+
     /// Handles the end of a process that no operation stopped.
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
         // Read before the group is removed.
@@ -84,7 +89,7 @@ impl InstanceTask {
             self.end_tree().await;
             failpoint::point("tree-ended");
         }
-        let up_ms = i64::try_from(self.uptime().as_millis()).unwrap_or(i64::MAX);
+        let up_ms = self.uptime_ms();
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         let end = self.process_end(code);
@@ -126,16 +131,7 @@ impl InstanceTask {
             self.report();
             return;
         };
-        let (monitor, attempts) = (&given.spec.monitor, given.spec.restart.attempts);
-        let ms = |secs: u32| i64::from(secs) * 1000;
-        let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
-        let policy = RelaunchLimits {
-            retries: attempts.or(monitor.start_retries).unwrap_or(Monitor::START_RETRIES),
-            interval_ms,
-            settled_ms: interval_ms
-                .max(ms(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS)))
-                .max(10_000),
-        };
+        let policy = RelaunchLimits::of(&given.spec);
         let mut event = event;
         // Between the end of a process and its first relaunch, no other process takes its identity.
         let mut may_be_taken =

@@ -25,6 +25,8 @@ pub struct DownArgs {
 pub fn run(args: &DownArgs, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     if args.stop_processes && home.path("gateway").is_dir() {
+        // The local system that ends here names what happens to its processes.
+        let _stop = home.record_stop_of_processes()?;
         // A controller of `abide up PATH` would start stopped processes again, so a new local system stops them.
         home.stop()?;
         home.start()?;

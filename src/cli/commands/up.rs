@@ -166,7 +166,7 @@ async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Fai
     agent.stop().await;
     gateway.stop().await;
     if running > 0 && !args.background {
-        printer.info(&unsupervised_message(running));
+        printer.info(&end_message(&home, running));
     }
     Ok(exit)
 }
@@ -220,6 +220,14 @@ fn local_authenticator(home: &Home, people: &PeopleArgs) -> Result<Authenticator
         }
     };
     Ok(Authenticator::new(apps, Reloadable::fixed(tokens)).with_proxy(people.proxy()))
+}
+
+/// What happens to the processes of a local system that ends.
+fn end_message(home: &Home, running: usize) -> String {
+    match home.stops_processes() {
+        true => format!("`abide down --stop-processes` stops {}", count(running, "process")),
+        false => unsupervised_message(running),
+    }
 }
 
 pub fn unsupervised_message(running: usize) -> String {
