@@ -303,7 +303,7 @@ fn restore_gateway(waits_for_floor: bool) -> bool {
         false => assert_eq!(row["error_code"], 0, "its result is repeated: {row}"),
         true => {
             assert_eq!(row["error_code"], 1_900_408, "{row}");
-            assert!(row["error_msg"].as_str().expect("text").contains("is final (floor"), "{row}");
+            assert!(row["error_msg"].as_str().expect("text").contains("is final, which the gateway confirmed"), "{row}");
             assert!(system.log().contains("operation refused"), "{}", system.log());
         }
     }
