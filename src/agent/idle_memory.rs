@@ -7,20 +7,27 @@
 const BUSY_HEARTBEATS: u32 = 20;
 /// Heartbeats of an idle agent between two releases of code: heartbeats themselves need a part of it.
 const IDLE_HEARTBEATS: u32 = 40;
+/// Heartbeats between the first release after a burst and the second one: the first figures of new processes are sent in
+/// between, and need code that later ones do not.
+const FIRST_IDLE_HEARTBEATS: u32 = 8;
 
 /// The work since the last heartbeat, and the times of the next returns. Counted in heartbeats.
 pub struct IdleMemory {
     is_busy: bool,
+    /// There was work before the last heartbeat.
+    was_busy: bool,
     /// Heartbeats with work since freed memory was returned.
     busy: u32,
     /// Heartbeats until the next release of code.
     until_release: u32,
+    /// Code was released since the last work.
+    is_released: bool,
 }
 
 impl IdleMemory {
     /// At the start of a session, which is work.
     pub fn of_session() -> IdleMemory {
-        IdleMemory { is_busy: true, busy: 0, until_release: 0 }
+        IdleMemory { is_busy: true, was_busy: true, busy: 0, until_release: 0, is_released: false }
     }
 
     /// There is work.
@@ -44,8 +51,10 @@ impl IdleMemory {
 
     fn begin_heartbeat(&mut self) -> bool {
         let is_busy = std::mem::take(&mut self.is_busy);
+        self.was_busy = is_busy;
         self.busy += u32::from(is_busy);
         self.until_release = if is_busy { 0 } else { self.until_release.saturating_sub(1) };
+        self.is_released &= !is_busy;
         let is_due = self.busy >= BUSY_HEARTBEATS || self.busy > 0 && !is_busy;
         if is_due {
             self.busy = 0;
@@ -54,9 +63,11 @@ impl IdleMemory {
     }
 
     fn end_heartbeat(&mut self) -> bool {
-        let is_due = !self.is_busy && self.until_release == 0;
+        // A busy agent needs its code for the next launch.
+        let is_due = !self.is_busy && !self.was_busy && self.until_release == 0;
         if is_due {
-            self.until_release = IDLE_HEARTBEATS;
+            self.until_release = if self.is_released { IDLE_HEARTBEATS } else { FIRST_IDLE_HEARTBEATS };
+            self.is_released = true;
         }
         is_due
     }
@@ -75,12 +86,14 @@ mod tests {
             }
             (memory.begin_heartbeat(), memory.end_heartbeat())
         };
-        let busy: Vec<bool> = (0..40).map(|_| heartbeat(true).0).collect();
-        assert_eq!(busy.iter().filter(|is_due| **is_due).count(), 2, "{busy:?}");
-        assert!(!heartbeat(true).0);
-        assert!(heartbeat(false).0, "the burst is over");
+        let busy: Vec<(bool, bool)> = (0..40).map(|_| heartbeat(true)).collect();
+        assert_eq!(busy.iter().filter(|(is_freed, _)| *is_freed).count(), 2, "{busy:?}");
+        assert!(busy.iter().all(|(_, is_released)| !is_released), "{busy:?}");
+        assert_eq!(heartbeat(true), (false, false));
+        assert_eq!(heartbeat(false), (true, true), "the burst is over");
         let idle: Vec<(bool, bool)> = (0..80).map(|_| heartbeat(false)).collect();
         assert!(idle.iter().all(|(is_freed, _)| !is_freed), "nothing was freed");
-        assert_eq!(idle.iter().filter(|(_, is_released)| *is_released).count(), 2);
+        let released: Vec<usize> = (0..80).filter(|nth| idle[*nth].1).collect();
+        assert_eq!(released, [7, 47], "after the first release, which the heartbeat before them made");
     }
 }

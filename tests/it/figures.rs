@@ -84,7 +84,7 @@ fn the_figures_of_a_tree_are_the_sum_of_its_processes() {
             let sum: u64 = tree(pid).iter().map(|pid| field(*pid, "VmRSS") * 1024).sum();
             let row = figures(&system, "w");
             let memory = row["memory"].as_u64().unwrap_or(0);
-            row["processes"] == 4 && memory.abs_diff(sum) < sum / 10 && row["cores"].as_f64() > Some(0.3)
+            row["processes"] == 4 && memory.abs_diff(sum) < sum / 10 && row["cores"].as_f64() > Some(0.1)
         });
         let row = figures(&system, "w");
         let threads: u64 = tree(pid).iter().map(|pid| field(*pid, "Threads")).sum();
@@ -97,7 +97,7 @@ fn the_figures_of_a_tree_are_the_sum_of_its_processes() {
         let status = system.server.gse("get_proc_status", body)["data"]["proc_infos"][0].clone();
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let usage = status["cpu_usage"].as_f64().expect("a number");
-        assert!(usage > 20.0 / cores && usage < 160.0 / cores, "{status}");
+        assert!(usage > 5.0 / cores && usage < 160.0 / cores, "{status}");
         assert!(status["mem_usage"].as_f64() > Some(0.1) && status["fd"] == json!(fds), "{status}");
         // Operation 2 measures now.
         let row = system.row("w", &system.begin("w", 2, &Value::Null));
