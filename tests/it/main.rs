@@ -61,6 +61,7 @@ mod import;
 mod incremental_observation;
 mod instance_history;
 mod interrupted;
+mod interrupted_waits;
 mod job_labels;
 mod joining;
 mod last_good;
