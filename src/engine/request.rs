@@ -139,3 +139,11 @@ impl ApplyHandler for Unattended {
 
     fn on_event(&mut self, _event: ApplyEvent<'_>) {}
 }
+
+/// The caller's request to stop. A caller without a sender never stops.
+pub(super) async fn stop_request(requested: &mut watch::Receiver<Option<u8>>) -> u8 {
+    match requested.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
+        Some(code) => code,
+        None => std::future::pending().await,
+    }
+}

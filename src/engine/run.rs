@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 use super::apply::Apply;
 use super::report::{Conclusion, Results};
-use super::request::{ApplyEvent, ApplyHandler};
+use super::request::{ApplyEvent, ApplyHandler, stop_request};
 use super::rollback::{PreviousState, names_of, reasons_of};
 use super::rollout_records;
-use super::verify::verify;
+use super::verify::{Executed, verify};
 use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
@@ -72,8 +72,9 @@ impl<T: Target, S: SpecSearch, H: ApplyHandler> Apply<'_, T, S, H> {
             false => Some(self.roll_back(&context, plan, &to_roll_back, &mut cancellation, &mut ended).await),
         };
         let stopped = cancellation.conclusion;
-        let mut results =
-            verify(target, &mut self.input, &mut self.facts, &self.limits, ended, stopped).await;
+        let (requested, aborted_before) = (self.stop.clone(), plan.aborted.clone());
+        let executed = Executed { ended, stopped, requested, aborted_before };
+        let mut results = verify(target, &mut self.input, &mut self.facts, &self.limits, executed).await;
         if results.converged.is_some() {
             check_pids(&before, &self.input.observed, &mut results.ended);
             if results.conclusion == Conclusion::Done
@@ -175,14 +176,6 @@ impl Cancellation {
             }
             let _ = self.stop.send(true);
         }
-    }
-}
-
-/// The caller's request to stop. A caller without a sender never stops.
-async fn stop_request(requested: &mut watch::Receiver<Option<u8>>) -> u8 {
-    match requested.wait_for(Option::is_some).await.ok().and_then(|code| *code) {
-        Some(code) => code,
-        None => std::future::pending().await,
     }
 }
 

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::input::{FactSources, PlanInput};
 use super::report::{Conclusion, Results, Unhealthy, sole_reason};
-use super::request::ExecutionLimits;
+use super::request::{ExecutionLimits, stop_request};
+use super::rollout_records;
 use crate::execute::{StepOutcome, StepResult};
 use crate::model::{
     AutoType, DesiredInstance, Health, HoldReason, InstanceKey, Plan, ProcessKey, RolloutPause,
@@ -30,37 +32,31 @@ struct Verified {
     pauses: Vec<RolloutPause>,
 }
 
+/// An execution that has ended, and the requests that end its verification.
+pub(super) struct Executed {
+    pub ended: Vec<StepResult>,
+    /// Early end of the execution.
+    pub stopped: Option<Conclusion>,
+    /// The caller's request to stop.
+    pub requested: watch::Receiver<Option<u8>>,
+    /// Versions whose rollout was aborted before the plan was made.
+    pub aborted_before: BTreeMap<ProcessKey, String>,
+}
+
 /// Observes until the instances converge, unless the apply was stopped or does not wait.
 pub(super) async fn verify<T: Target, S: SpecSearch>(
     target: &T,
     input: &mut PlanInput,
     facts: &mut FactSources<S>,
     limits: &ExecutionLimits,
-    ended: Vec<StepResult>,
-    stopped: Option<Conclusion>,
+    executed: Executed,
 ) -> Results {
+    let Executed { ended, mut stopped, mut requested, aborted_before } = executed;
     let mut verified = Verified::default();
     if limits.verify && stopped.is_none() {
-        let give_up_at = Instant::now() + FINAL_OBSERVE_TIMEOUT;
-        // A process that has just started may need time to become healthy.
-        loop {
-            let planning = input.plan_again(target, facts);
-            match tokio::time::timeout_at(limits.deadline.max(give_up_at), planning).await {
-                Ok(Ok(remaining)) => {
-                    verified = Verified::of(input, &remaining);
-                    if !is_starting(input) || Instant::now() >= limits.deadline {
-                        break;
-                    }
-                }
-                Ok(Err(_)) | Err(_) => {
-                    // An earlier observation does not show the current state.
-                    verified.converged = None;
-                    if Instant::now() >= give_up_at {
-                        break;
-                    }
-                }
-            }
-            tokio::time::sleep(OBSERVE_INTERVAL).await;
+        tokio::select! {
+            last = observe_until_started(target, input, facts, limits, &aborted_before) => verified = last,
+            code = stop_request(&mut requested) => stopped = Some(Conclusion::Stopped(code)),
         }
     }
     // Without an observation the result is not verified; without a wait none is needed.
@@ -69,11 +65,50 @@ pub(super) async fn verify<T: Target, S: SpecSearch>(
     let mut conclusion = stopped.unwrap_or_else(|| conclude(&ended, is_converged, is_late));
     let is_well = ended.iter().all(|one| one.outcome.is_well());
     if conclusion == Conclusion::Incomplete && is_well && verified.awaits_promotion() {
-        conclusion = Conclusion::AwaitingPromotion;
+        // A person may have aborted the rollout since the plan under the lease.
+        if input.refresh_holds(target).await.is_ok() {
+            verified = Verified::of(input, &input.plan());
+        }
+        if verified.awaits_promotion() {
+            conclusion = Conclusion::AwaitingPromotion;
+        }
     }
     let reason = verified.reason(&ended);
     let Verified { converged, unhealthy, pauses, .. } = verified;
     Results { ended, converged, conclusion, reason, unhealthy, rolled_back: BTreeMap::new(), pauses }
+}
+
+/// Observes until no instance is starting: a process that has just started may need time to become healthy.
+async fn observe_until_started<T: Target, S: SpecSearch>(
+    target: &T,
+    input: &mut PlanInput,
+    facts: &mut FactSources<S>,
+    limits: &ExecutionLimits,
+    aborted_before: &BTreeMap<ProcessKey, String>,
+) -> Verified {
+    let mut verified = Verified::default();
+    let give_up_at = Instant::now() + FINAL_OBSERVE_TIMEOUT;
+    loop {
+        let planning = input.plan_again(target, facts);
+        match tokio::time::timeout_at(limits.deadline.max(give_up_at), planning).await {
+            Ok(Ok(remaining)) => {
+                verified = Verified::of(input, &remaining);
+                if Instant::now() >= limits.deadline || !is_starting(input, aborted_before) {
+                    return verified;
+                }
+                // A rollout that a person aborts meanwhile is not waited for. A failed read changes nothing.
+                let _ = tokio::time::timeout_at(limits.deadline, input.refresh_holds(target)).await;
+            }
+            Ok(Err(_)) | Err(_) => {
+                // An earlier observation does not show the current state.
+                verified.converged = None;
+                if Instant::now() >= give_up_at {
+                    return verified;
+                }
+            }
+        }
+        tokio::time::sleep(OBSERVE_INTERVAL).await;
+    }
 }
 
 impl Verified {
@@ -138,10 +173,19 @@ pub(super) fn awaits_dependency(input: &PlanInput, plan: &Plan) -> bool {
     plan.steps().next().is_none() && desired.iter().any(is_in_progress)
 }
 
-fn is_starting(input: &PlanInput) -> bool {
-    let wanted = |key: &InstanceKey| input.loaded.desired.instances.contains_key(key);
-    let mut seen = input.observed.instances.iter();
-    seen.any(|(key, seen)| wanted(key) && seen.health == Health::Starting)
+/// Whether a declared instance is starting. Those of a rollout that was aborted since the plan do not count.
+fn is_starting(input: &PlanInput, aborted_before: &BTreeMap<ProcessKey, String>) -> bool {
+    let desired = &input.loaded.desired;
+    let seen = input.observed.instances.iter().filter(|(_, seen)| seen.health == Health::Starting);
+    let mut processes = seen.filter_map(|(key, _)| Some(&desired.instances.get(key)?.origin.declared));
+    let is_aborted = |process: &ProcessKey| {
+        let progress = input.rules.rollouts.get(process).filter(|progress| progress.is_aborted);
+        progress.is_some_and(|progress| {
+            aborted_before.get(process) != Some(&progress.id)
+                && rollout_records::version_of(desired, process).as_ref() == Some(&progress.id)
+        })
+    };
+    processes.any(|process| !is_aborted(process))
 }
 
 /// Declared instances that are degraded or failed.

@@ -104,7 +104,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let of_it = changed.iter().filter(|(key, _)| is_of_it(key));
             let of_it: ChangedInstances =
                 of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
-            if gate.soak_secs > 0 && !of_it.is_empty() && !self.is_over() {
+            let is_aborted = of_it.keys().any(|key| self.terms.aborted(key).is_some());
+            if gate.soak_secs > 0 && !of_it.is_empty() && !is_aborted && !self.is_over() {
                 self.soak(gate, &of_it, Duration::from_secs(gate.soak_secs)).await;
             }
             self.count_failures(gate);
@@ -191,13 +192,28 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    /// Waits until each of these is ready, has failed, or has used up its time. After an interruption or the deadline,
-    /// later steps are skipped anyway.
+    /// Removes instances whose rollout was aborted. Processes that depend on them are skipped.
+    fn remove_aborted(&mut self, open: &mut ChangedInstances) {
+        open.retain(|key, _| {
+            let is_aborted = self.terms.aborted(key).is_some();
+            if is_aborted {
+                self.terms.dependencies.name_instance(key, &mut self.outcomes.not_started);
+            }
+            !is_aborted
+        });
+    }
+
+    /// Waits until each of these is ready, has failed, or has used up its time, or its rollout is aborted. After an
+    /// interruption or the deadline, later steps are skipped anyway.
     async fn wait_until_ready(&mut self, mut open: ChangedInstances) {
         let reads_health = self.terms.settings.caps.reads_health;
         let begun = Instant::now();
         let mut first: Option<Observed> = None;
         while !self.is_over() {
+            self.remove_aborted(&mut open);
+            if open.is_empty() {
+                return;
+            }
             let Some(observed) = self.observe_changed(&open).await else { break };
             let first = first.get_or_insert_with(|| observed.clone());
             let longest = open.keys().next().cloned();

@@ -1,6 +1,7 @@
 //! Outer policy: rules of the control host, outside of the repository. No manifest can widen it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::{Allow, Budgets, InstanceKey, Spec, glob};
 
@@ -16,6 +17,8 @@ pub struct ControlHostPolicy {
     pub paths: Option<Vec<String>>,
     pub budgets: Budgets,
     pub signatures: Option<SignatureRule>,
+    /// Another policy that holds as well.
+    pub and: Option<Arc<ControlHostPolicy>>,
 }
 
 /// Signatures that a plan needs before it is applied.
@@ -40,8 +43,17 @@ impl SignatureRule {
 }
 
 impl ControlHostPolicy {
-    /// Values of an instance that the policy does not allow. `spec`: of its manifest; an orphan has none.
+    /// This policy, and those that hold as well.
+    pub fn all(&self) -> impl Iterator<Item = &ControlHostPolicy> {
+        std::iter::successors(Some(self), |policy| policy.and.as_deref())
+    }
+
+    /// Values of an instance that the policies do not allow. `spec`: of its manifest; an orphan has none.
     pub fn violation(&self, key: &InstanceKey, spec: Option<&Spec>) -> Option<String> {
+        self.all().find_map(|policy| policy.own_violation(key, spec))
+    }
+
+    fn own_violation(&self, key: &InstanceKey, spec: Option<&Spec>) -> Option<String> {
         let outside = |allowed: &Option<Vec<String>>, text: &str| {
             allowed.as_ref().is_some_and(|patterns| !patterns.iter().any(|pattern| glob(pattern, text)))
         };
@@ -119,5 +131,11 @@ mod tests {
             assert_eq!(policy.violation(&key(text), Some(spec)), expected);
         }
         assert_eq!(policy.violation(&key("0:10.0.0.1:web:a"), None), None, "an orphan");
+        // A policy without rules of its own does not widen the other one.
+        let both = ControlHostPolicy { and: Some(Arc::new(policy)), ..ControlHostPolicy::default() };
+        assert_eq!(both.all().count(), 2);
+        assert!(
+            both.violation(&key("0:10.1.0.1:web:a"), None).is_some_and(|why| why.contains("host 0:10.1.0.1"))
+        );
     }
 }

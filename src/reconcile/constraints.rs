@@ -258,7 +258,7 @@ impl<'a> Constraints<'a> {
             let origin = source("--max-restart", amount, owned);
             self.within(found, HoldReason::RestartBudget, most(amount, owned), &origin, |_, _| true);
         }
-        if let Some(policy) = &self.rules.policy {
+        for policy in self.rules.policy.iter().flat_map(|policy| policy.all()) {
             let name = format!("policy {:?} ({}) allows", policy.name, policy.file);
             for (reason, amount) in [
                 (HoldReason::DeleteBudget, policy.budgets.delete),

@@ -63,6 +63,7 @@ mod import;
 mod incremental_observation;
 mod instance_history;
 mod interrupted_launches;
+mod interrupted_waits;
 mod job_labels;
 mod last_good;
 mod launch;

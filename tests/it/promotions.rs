@@ -17,7 +17,7 @@ use crate::watch::read_log;
 const GROUPS: [(&str, &str); 3] = [("first", "127.0.0.1"), ("eu", "127.0.0.2"), ("us", "127.0.0.3")];
 
 /// A system with three hosts, each in a group of its own.
-fn system(machine: &Machine) -> KillOnDrop {
+pub fn system(machine: &Machine) -> KillOnDrop {
     let groups = GROUPS.map(|(name, ip)| {
         format!("apiVersion: abide/v1\nkind: HostGroup\nmeta: {{name: {name}}}\nhosts: [{{ip: {ip}, bk_cloud_id: 0}}]\n")
     });
@@ -30,7 +30,7 @@ fn system(machine: &Machine) -> KillOnDrop {
     up
 }
 
-fn version(machine: &Machine, version: &str, rollout: &str) {
+pub fn version(machine: &Machine, version: &str, rollout: &str) {
     let manifest = machine
         .manifest("api")
         .field("rollout", rollout)
@@ -50,12 +50,12 @@ fn version(machine: &Machine, version: &str, rollout: &str) {
 
 const PAUSES: &str = "{order: [first, eu, us], pause: promoted}";
 
-fn started(machine: &Machine, version: &str) -> Vec<String> {
+pub fn started(machine: &Machine, version: &str) -> Vec<String> {
     let suffix = format!(" {version}");
     machine.effects().iter().filter_map(|line| line.strip_suffix(&suffix).map(str::to_owned)).collect()
 }
 
-fn expect(machine: &Machine, args: &[&str], code: i32, part: &str) -> String {
+pub fn expect(machine: &Machine, args: &[&str], code: i32, part: &str) -> String {
     let (found, out, err) = machine.run(args);
     assert!(found == code && format!("{out}{err}").contains(part), "{args:?}: {found} {out} {err}");
     out
@@ -68,6 +68,7 @@ fn each_group_waits_for_its_promotion() {
     version(&machine, "1", PAUSES);
     let apply = ["apply", "m", "--yes"];
     expect(&machine, &["rollout", "promote", "web/api"], 64, "declare no process web/api");
+    expect(&machine, &["rollout", "status", "web/api"], 0, "declare no process web/api");
     expect(&machine, &apply, 5, "stage 1 of 3 (first) is done: `abide rollout promote web/api` continues");
     assert_eq!(started(&machine, "1"), ["127.0.0.1"]);
     let out = expect(&machine, &["apply", "m", "--yes", "-o", "json"], 5, "AwaitingPromotion");

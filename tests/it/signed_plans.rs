@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::apply::Machine;
-use crate::support::needs;
+use crate::support::{needs, needs_root, stderr, stdout};
 
 /// A change of a plan, and what it changes.
 type NamedChange = (&'static str, fn(&mut Value));
@@ -384,4 +384,69 @@ fn sign_and_the_policy_name_what_is_wrong() {
     std::fs::set_permissions(desk.machine.path("signers"), std::fs::Permissions::from_mode(0o644))
         .expect("a mode");
     assert_eq!(desk.apply(&[]).0, 0, "one signature is enough");
+}
+
+/// Runs a command where the policy of the host is `policy.yaml` of this folder, after `change`.
+fn on_host(desk: &Desk, change: &str, args: &[&str]) -> (i32, String) {
+    let script = format!(
+        "mkdir -p /etc/abide && mount -t tmpfs -o mode=755 none /etc/abide && cp policy.yaml signers /etc/abide/ && \
+         {change} && exec \"$@\""
+    );
+    let inner = desk.machine.command(args);
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", &script, "sh"]).arg(inner.get_program()).args(inner.get_args());
+    command.current_dir(desk.machine.path(""));
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = command.stdin(Stdio::null()).output().expect("unshare runs");
+    (output.status.code().unwrap_or(-1), stdout(&output) + &stderr(&output))
+}
+
+/// The person who applies can neither leave it out nor name a weaker one.
+#[test]
+fn the_policy_of_the_host_always_holds() {
+    if !needs_root() || !needs("unshare") {
+        return;
+    }
+    let Some(desk) = Desk::new() else { return };
+    desk.write("weak.yaml", "meta: {name: weak}\n");
+    desk.write("team.yaml", "meta: {name: team}\nowner: team\n");
+    desk.signed(&["ann"]);
+    for (change, args, code, why) in [
+        (
+            "true",
+            &["apply", "m", "--yes"][..],
+            4,
+            "policy \"four-eyes\" (/etc/abide/policy.yaml) requires 2 signatures",
+        ),
+        ("true", &["apply", "m", "--yes", "--policy", "weak.yaml"], 4, "requires 2 signatures"),
+        ("true", &["apply", "plan.json"], 4, "the plan has 1 valid signature, by ann@example.org"),
+        ("true", &["watch", "m", "--listen", "127.0.0.1:0"], 4, "requires signed plans"),
+        (
+            "true",
+            &["plan", "m", "--policy", "team.yaml"],
+            4,
+            "policy \"team\" (team.yaml) does not allow owner",
+        ),
+        ("true", &["plan", "m", "--policy", "/etc/abide/policy.yaml"], 0, "1 to start"),
+        ("chown nobody /etc/abide/policy.yaml", &["plan", "m"], 64, "belongs to user nobody"),
+        ("chmod 666 /etc/abide/signers", &["apply", "plan.json"], 4, "writable by every user"),
+        (
+            "rm /etc/abide/policy.yaml && ln -s none /etc/abide/policy.yaml",
+            &["plan", "m"],
+            64,
+            "No such file",
+        ),
+    ] {
+        let (found, text) = on_host(&desk, change, args);
+        assert!(found == code && text.contains(why), "{change} {args:?}: {found} {text}");
+    }
+    assert!(desk.machine.effects().is_empty());
+    assert_eq!(desk.sign("bob", &[]).0, 0);
+    let (code, text) = on_host(&desk, "true", &["apply", "plan.json", "--policy", "weak.yaml"]);
+    assert!(code == 0 && text.contains("converged"), "{code} {text}");
 }

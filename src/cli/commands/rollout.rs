@@ -148,7 +148,13 @@ async fn status(
         return Ok(Exit::Done);
     }
     if rows.is_empty() {
-        printer.info("no rollout waits for a decision");
+        let desired = active_desired(live, owner).await.unwrap_or_default();
+        printer.info(&match &args.process {
+            Some(process) if version_of(&desired, process).is_none() => {
+                format!("the active manifests of owner {owner:?} declare no process {process}")
+            }
+            _ => "no rollout waits for a decision".to_owned(),
+        });
         return Ok(Exit::Done);
     }
     let columns = ["PROCESS", "STATE", "STAGE", "OF", "AT", "BY", "REASON"];

@@ -64,8 +64,9 @@ pub(super) struct RunOutcomes {
     pub(super) failures: HashMap<ProcessKey, u64>,
     /// Names of the failed instances.
     failed_names: HostsByName,
-    /// Names of the instances whose start was skipped: processes that depend on them are skipped, too.
-    not_started: HostsByName,
+    /// Names of the instances whose start was skipped, or whose rollout was aborted before they were ready: processes that
+    /// depend on them are skipped, too.
+    pub(super) not_started: HostsByName,
 }
 
 /// The rollouts of a run.
@@ -283,8 +284,10 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         }
         let (dependencies, host) = (&self.terms.dependencies, &step.instance.host);
         let failed = dependencies.find_among(declared, host, &self.outcomes.failed_names);
+        let is_aborted = |name: &ProcessKey| self.terms.settings.active_holds.borrow().is_aborted(name);
         let why = match (failed, dependencies.find_among(declared, host, &self.outcomes.not_started)) {
             (Some(name), _) => format!("dependency {name} failed"),
+            (None, Some(name)) if is_aborted(name) => format!("the rollout of dependency {name} was aborted"),
             (None, Some(name)) => format!("dependency {name} was not started"),
             (None, None) => return None,
         };

@@ -1,5 +1,7 @@
 //! Required signatures: which applies need a signed plan, by the policy of the control host.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::cli::Failure;
@@ -18,13 +20,27 @@ const NOT_SIGNED: &str = "NotSigned";
 const COMPARED: [&str; 10] =
     ["version", "target", "owner", "source", "id", "summary", "waves", "held", "notes", "gates"];
 
-/// Refuses an apply without the signatures that the policy requires. Returns the persons who signed.
+/// Refuses an apply without the signatures that the policies require. Returns the persons who signed.
 pub fn check(rules: &Rules, target: &str, saved: Option<&Value>) -> Result<Vec<String>, Failure> {
     if let Some(why) = saved.and_then(|plan| expiry_problem(plan, clock::now())) {
         let hint = "`abide plan PATH --out FILE`, then `abide plan sign FILE --key KEY`";
         return Err(Failure::refused(NOT_SIGNED, format!("{why}; nothing was done")).hint(hint));
     }
-    let Some((policy, rule)) = required(rules, target) else { return Ok(Vec::new()) };
+    let mut persons = BTreeSet::new();
+    for (policy, rule) in required(rules, target) {
+        persons.extend(check_rule(policy, rule, rules, target, saved)?);
+    }
+    Ok(persons.into_iter().collect())
+}
+
+/// Returns the persons whose signatures count for this rule.
+fn check_rule(
+    policy: &ControlHostPolicy,
+    rule: &SignatureRule,
+    rules: &Rules,
+    target: &str,
+    saved: Option<&Value>,
+) -> Result<BTreeSet<String>, Failure> {
     let needs = format!(
         "policy {:?} ({}) requires {} for target {target}, owner {:?}",
         policy.name,
@@ -56,7 +72,7 @@ pub fn check(rules: &Rules, target: &str, saved: Option<&Value>) -> Result<Vec<S
     let verified = verify(plan, signers).map_err(|error| refused(&error.to_string()))?;
     let VerifiedSigners { persons, rejected } = verified;
     if persons.len() >= rule.required as usize {
-        return Ok(persons.into_iter().collect());
+        return Ok(persons);
     }
     let by: Vec<String> = persons.iter().map(|person| visible(person)).collect();
     let have = match by.is_empty() {
@@ -99,7 +115,7 @@ fn comparable(field: &Value) -> Value {
 
 /// Refuses a controller whose target and owner need signed plans: it applies manifests without a saved plan.
 pub fn check_controller(rules: &Rules, target: &str) -> Result<(), Failure> {
-    let Some((policy, _)) = required(rules, target) else { return Ok(()) };
+    let Some((policy, _)) = required(rules, target).next() else { return Ok(()) };
     let message = format!(
         "policy {:?} ({}) requires signed plans for target {target}, owner {:?}: a controller applies manifests without \
          a plan file",
@@ -110,10 +126,14 @@ pub fn check_controller(rules: &Rules, target: &str) -> Result<(), Failure> {
     Err(Failure::refused(NOT_SIGNED, message).hint(hint))
 }
 
-fn required<'a>(rules: &'a Rules, target: &str) -> Option<(&'a ControlHostPolicy, &'a SignatureRule)> {
-    let policy = rules.policy.as_deref()?;
-    let rule = policy.signatures.as_ref()?;
-    rule.applies(target, &rules.owner).then_some((policy, rule))
+/// The rules for a target and an owner, each with its policy.
+fn required<'a>(
+    rules: &'a Rules,
+    target: &'a str,
+) -> impl Iterator<Item = (&'a ControlHostPolicy, &'a SignatureRule)> {
+    let policies = rules.policy.iter().flat_map(|policy| policy.all());
+    let with_rule = policies.filter_map(|policy| Some((policy, policy.signatures.as_ref()?)));
+    with_rule.filter(|(_, rule)| rule.applies(target, &rules.owner))
 }
 
 /// Reason why a plan's expiry refuses it: it has passed or is not a time. Checked also without a policy.

@@ -158,7 +158,8 @@ pub struct BudgetArgs {
     /// Maximum wait for the writer lease; plan and diff need none, and watch retries at its next reconcile
     #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = lock_timeout)]
     pub lock_timeout: Duration,
-    /// Policy of this host: allowed namespaces, hosts, users and paths, and budgets. No manifest can widen it
+    /// Policy of this host: allowed namespaces, hosts, users and paths, and budgets. No manifest can widen it.
+    /// /etc/abide/policy.yaml always holds, if it exists
     #[arg(long, value_name = "FILE", env = "ABIDE_POLICY")]
     pub policy: Option<PathBuf>,
 }
@@ -178,9 +179,9 @@ impl Default for BudgetArgs {
 }
 
 impl BudgetArgs {
-    /// The policy of this host.
+    /// The policies of this host.
     pub fn read_policy(&self) -> Result<Option<Arc<ControlHostPolicy>>, Failure> {
-        self.policy.as_deref().map(super::policy::read_policy).transpose()
+        super::policy::read_policies(self.policy.as_deref())
     }
 
     pub fn budgets(&self) -> Budgets {
