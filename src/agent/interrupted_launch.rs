@@ -17,6 +17,10 @@ use super::process::{LaunchedProcess, ProcessHandle, ProcessIdentity, parent, ui
 use super::process_table::{ProcessTable, ScannedProcess};
 use super::user_files::{FileWork, Rights};
 use crate::model::{InstanceKey, Spec};
+use crate::proc::trimmed;
+
+/// Levels of ancestors that are examined.
+const MAX_ANCESTORS: usize = 64;
 
 /// A launch whose outcome was not recorded before the agent ended.
 pub struct InterruptedLaunch<'a> {
@@ -65,6 +69,14 @@ async fn main_process(pids: &[u32], spec: &Spec, rights: &Rights) -> Option<Proc
     }
     let roots = pids.iter().filter(|pid| parent(**pid).is_none_or(|parent| !pids.contains(&parent)));
     roots.filter_map(|pid| ProcessIdentity::of(*pid)).filter(free).min_by_key(|one| (one.started, one.pid))
+}
+
+/// Whether an ancestor of the process is another agent: that agent runs and supervises the process.
+pub fn has_another_agent(process: &LaunchedProcess) -> bool {
+    let own = trimmed("/proc/self/comm");
+    let ancestors = std::iter::successors(parent(process.identity.pid), |pid| parent(*pid));
+    let others = ancestors.take(MAX_ANCESTORS).filter(|pid| *pid > 1 && *pid != std::process::id());
+    !own.is_empty() && others.into_iter().any(|pid| trimmed(&format!("/proc/{pid}/comm")) == own)
 }
 
 /// Finds the process of an instance whose launch is not recorded, because the agent's folder was lost. The launch id is

@@ -116,6 +116,7 @@ use self::context::{AgentContext, ResourceTables};
 use self::exit_record::ExitRecords;
 use self::instance::InstanceCommand;
 use self::instance_tasks::InstanceTasks;
+use self::interrupted_launch::has_another_agent;
 use self::logs::{LogReads, LogSources};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
@@ -229,7 +230,9 @@ impl Supervisor {
         };
         let count = states.len();
         if states.is_empty() && supervisor.fences.is_empty() {
-            let found: Vec<LaunchedProcess> = ProcessTable::wait_for_current().await.launched().collect();
+            let table = ProcessTable::wait_for_current().await;
+            let found: Vec<LaunchedProcess> =
+                table.launched().filter(|process| !has_another_agent(process)).collect();
             if !found.is_empty() {
                 info!(processes = found.len(), "found processes of an agent with another --data folder");
             }

@@ -288,3 +288,24 @@ fn an_agent_without_its_folder_reports_running_processes_and_claims_none() {
     assert_eq!(system.operate("kept", 1, &specs[0]).0, 0);
     until("it is stopped", || !is_alive(kept));
 }
+
+/// A second agent with an empty folder, for the same host, user and folder of the process: the process has its agent.
+#[test]
+fn a_process_of_another_running_agent_is_not_reclaimed() {
+    let system = System::new();
+    let spec = system.spec("shared", "exec sleep 1000");
+    assert_eq!(system.operate("shared", 3, &spec).0, 0);
+    assert_eq!(system.operate("shared", 0, &spec).0, 0);
+    let pid = system.pid("shared").expect("a pid");
+    let mut second = System::new();
+    assert_eq!(second.operate("shared", 3, &spec).0, 0);
+    second.kill_agent();
+    std::fs::rename(second.path("agent"), second.path("agent.old")).expect("a folder");
+    second.start_agent();
+    // A status check comes after the search for processes of the lost folder.
+    assert_eq!(second.operate("shared", 2, &spec).0, 0);
+    assert_eq!(second.pid("shared"), None, "{}", second.log());
+    second.operate("shared", 1, &spec);
+    assert!(is_alive(pid), "{}", second.log());
+    assert_eq!((system.pid("shared"), system.facts("shared").1), (Some(pid), true));
+}

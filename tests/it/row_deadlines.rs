@@ -301,7 +301,10 @@ fn restore_gateway(waits_for_floor: bool) -> bool {
         false => assert!(!waits_for_floor, "{row}"),
         true => {
             assert_eq!(row["error_code"], 1_900_408, "{row}");
-            assert!(row["error_msg"].as_str().expect("text").contains("is final, which the gateway confirmed"), "{row}");
+            assert!(
+                row["error_msg"].as_str().expect("text").contains("is final, which the gateway confirmed"),
+                "{row}"
+            );
             assert!(system.log().contains("operation refused"), "{}", system.log());
         }
     }
