@@ -85,6 +85,7 @@ mod nginx;
 mod openapi;
 mod operation_hooks;
 mod orphans;
+mod overlays;
 mod other_sources;
 mod ownership;
 mod people;
