@@ -351,6 +351,27 @@ fn a_bomb_of_patches_is_refused() {
         &[],
         &["overlays/prod/overlay.yaml:3:1 E0111 the overlay has 1001 patches with patterns, more than 1000"],
     );
+    let patches = "- {match: {namespace: a, name: b}, optional: true, patch: {user: a}}\n".repeat(20_001);
+    expect(
+        &overlay(&format!("patches:\n{patches}")),
+        &[],
+        &["overlays/prod/overlay.yaml:3:1 E0111 the overlay has 20001 patches, more than 20000"],
+    );
+}
+
+#[test]
+fn overlays_on_top_of_each_other_are_limited() {
+    let tree = layered(&overlay(""), &[]);
+    let mut base = "../prod".to_owned();
+    for n in 1..=10 {
+        tree.write(&format!("overlays/o{n}/overlay.yaml"), format!("kind: Overlay\nbase: {base}\n"));
+        base = format!("../o{n}");
+    }
+    assert_eq!(problems(&load(&tree, "overlays/o9"), &tree), [""; 0]);
+    let found = problems(&load(&tree, "overlays/o10"), &tree);
+    assert_eq!(found, ["overlays/o1/overlay.yaml:2:7 E0111 more than 10 overlays are on top of each other"]);
+    let declared = load(&tree, "overlays/o10").desired.instances.len();
+    assert_eq!(declared, 0, "a base without its overlays is not declared");
 }
 
 #[test]

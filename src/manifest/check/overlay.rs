@@ -14,6 +14,9 @@ use crate::model::{Selector, glob};
 /// Maximum number of patches of an overlay whose match has a pattern: each is compared with every process.
 const MAX_PATTERNS: usize = 1_000;
 
+/// Maximum number of patches of an overlay: a problem is looked up in all patches of its process.
+const MAX_PATCHES: usize = 20_000;
+
 /// An Overlay with its valid fields.
 #[derive(Debug, Default)]
 pub struct DeclaredOverlay {
@@ -80,7 +83,13 @@ pub fn overlay(document: Document, values: &mut ValueChecker) -> DeclaredOverlay
     let bases = bases.map(|path| path.to_string()).collect();
     let mut declared = DeclaredOverlay { bases, vars, ..DeclaredOverlay::default() };
     let mut patterns = 0;
-    for (at, entry) in document.patches.unwrap_or_default().into_iter().enumerate() {
+    let patches = document.patches.unwrap_or_default();
+    if patches.len() > MAX_PATCHES {
+        let message = format!("the overlay has {} patches, more than {MAX_PATCHES}", patches.len());
+        let problem = PathProblem::new(Code::TooLarge, FieldPath::of("patches"), message).at_key();
+        values.report(problem.hint("use variables, or patches with patterns"));
+    }
+    for (at, entry) in patches.into_iter().take(MAX_PATCHES).enumerate() {
         let path = FieldPath::of("patches").index(at);
         let patch = patch(entry, &path, values);
         let is_exact = !patch.namespace.contains('*') && !patch.name.contains('*');

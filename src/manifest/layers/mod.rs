@@ -24,6 +24,9 @@ use super::{Declaration, Limits, read};
 /// Maximum number of bases of all overlays together.
 const MAX_BASES: usize = 1_000;
 
+/// Maximum number of overlays on top of each other: each compares its patches with every process.
+const MAX_DEPTH: usize = 10;
+
 /// An overlay.
 #[derive(Debug)]
 pub struct Layer {
@@ -140,7 +143,8 @@ impl LayerPlan {
     /// Whether the overlays of a document are unknown or have an error, so that it declares nothing. `bad`: the files of
     /// overlays with an error.
     pub fn is_unknown(&self, document: &Declaration, bad: &HashSet<usize>) -> bool {
-        document.layers.layers().iter().any(|layer| bad.contains(&layer.source))
+        !self.problems.is_empty()
+            || document.layers.layers().iter().any(|layer| bad.contains(&layer.source))
             || self.broken.iter().any(|dir| document.scope_dir.starts_with(dir))
     }
 
@@ -185,6 +189,11 @@ impl LayerPlan {
                     return;
                 }
                 match target {
+                    Ok(dir) if by_dir.contains_key(dir.as_path()) && chain.len() >= MAX_DEPTH => {
+                        let message = format!("more than {MAX_DEPTH} overlays are on top of each other");
+                        let (path, hint) = (self.base_path(layer, nth), "join some of them");
+                        self.problems.push(LayerProblem::new(layer, path, Code::TooLarge, message, hint));
+                    }
                     Ok(dir) if by_dir.contains_key(dir.as_path()) => {
                         pending.push((by_dir[dir.as_path()], chain.clone(), Some((layer, nth))));
                     }
