@@ -142,6 +142,7 @@ pub enum Verb {
     Notify(super::commands::notify::NotifyVerbArgs),
     Convert(ConvertArgs),
     Explain(ExplainArgs),
+    Render(super::commands::render::RenderArgs),
     Serve(Box<super::commands::serve::ServeArgs>),
     Agent(super::commands::agent::AgentArgs),
     /// Print the JSON Schema of manifests for editors
@@ -179,6 +180,9 @@ pub struct ValidateArgs {
     /// Output format: text for terminals, json for scripts, github for workflow annotations
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORMAT")]
     pub output: ProblemForm,
+    /// Check every overlay below the paths, and the files that no overlay has
+    #[arg(long, env = "ABIDE_VALIDATE_ALL", value_parser = parse_switch)]
+    pub all: bool,
     #[command(flatten)]
     pub limits: LimitArgs,
 }
@@ -312,10 +316,11 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
 /// Explain a manifest field, a held reason, a state or a code
 ///
 /// Without FIELD, lists all fields. With --in, prints the field's value for each process, with the file, line and
-/// column that set it: in the process or in an inherited Defaults document.
+/// column that set it: in the process, in a patch of an overlay or in an inherited Defaults document. Without FIELD, --in
+/// prints all fields and the variables in them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402\n  abide explain HostUnknown"
+    after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain --in overlays/prod --process web/api\n  abide explain Policy.windows\n  abide explain E0402\n  abide explain HostUnknown"
 )]
 pub struct ExplainArgs {
     /// Field path from the document's root (`spec.` is optional), a kind, a problem code (`problems`: all codes), a held

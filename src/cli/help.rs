@@ -9,7 +9,7 @@ use super::args::Args;
 
 /// Verbs by heading, in the order in which they are shown.
 const GROUPS: [(&str, &[&str]); 7] = [
-    ("Write manifests", &["init", "validate", "explain", "schema"]),
+    ("Write manifests", &["init", "validate", "render", "explain", "schema"]),
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback", "rollout"]),
     ("Inspect", &["status", "get", "describe", "why", "logs", "history"]),
     (

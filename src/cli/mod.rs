@@ -32,7 +32,7 @@ use self::commands::{
     get, history, host, import, init, lease, logs, man, notify, plan, rollback, rollout, schema, serve,
     status, token, up, validate, version, watch, why,
 };
-use self::commands::{own, unprotect};
+use self::commands::{own, render, unprotect};
 use self::output::print::Printer;
 use self::output::{logging, stderr};
 use crate::model::Op;
@@ -183,6 +183,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Diff(args) => diff::run(&args, printer),
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
+        Verb::Render(args) => render::run(&args, printer),
         Verb::Apply(mut args) => apply::run(&mut args, printer),
         Verb::Watch(mut args) => watch::run(&mut args, printer),
         Verb::Up(args) => up::run(&args, printer),

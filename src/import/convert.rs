@@ -17,7 +17,7 @@ use crate::manifest::problem::{
 };
 use crate::manifest::read::ParsedDocument;
 use crate::manifest::text::SourceText;
-use crate::manifest::{Loaded, find, grammar, load_source, print, read, structure, tree, variables};
+use crate::manifest::{Loaded, find, grammar, load_source, locate, print, read, structure, tree, variables};
 use crate::model::State;
 
 /// One document of a file.
@@ -107,9 +107,8 @@ fn body<J: DeserializeOwned>(
     }
     let (document, findings) = manifest(*document);
     for finding in findings {
-        let span = node.map_or(Span::at(1, 1), |node| {
-            structure::locate(node, &finding.path, finding.at == PathPart::Key)
-        });
+        let span = node
+            .map_or(Span::at(1, 1), |node| locate::locate(node, &finding.path, finding.at == PathPart::Key));
         let PathProblem { code, message, hint, .. } = finding;
         problems.push(source.problem(SpanProblem::new(code, span, message, hint)));
     }

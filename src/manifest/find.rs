@@ -3,6 +3,8 @@
 //! Reads never block: a FIFO, a device or a link out of the tree is a problem. An oversized file is rejected before it is
 //! read.
 
+mod bases;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -10,6 +12,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use self::bases::PendingBases;
+pub use self::bases::overlays;
+use super::layers::header::is_overlay_file;
 use super::limits::Limits;
 use super::problem::{Code, Problem};
 use super::text::{self, SourceText};
@@ -100,14 +105,17 @@ pub struct FoundFiles {
     pub has_links: bool,
     /// Dangling links whose names are not manifest names. A link may have pointed to a directory before.
     pub lost: Vec<String>,
+    /// Files and directories that are read with the paths, because overlays name them.
+    pub bases: Vec<PathBuf>,
 }
 
 /// Finds all manifest files below the paths, each real file once, sorted by name.
 pub fn find(paths: &[PathBuf], limits: &Limits) -> FoundFiles {
-    let mut walk = FileWalker { found: FoundFiles::default(), seen: HashSet::new() };
+    let mut walk = FileWalker::new(limits);
     for path in paths {
         walk.root(path);
     }
+    walk.pending_bases();
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
     // The limit applies to all paths together.
@@ -161,16 +169,27 @@ pub fn from_contents(files: Vec<FileContent>, problems: Vec<Problem>) -> FoundFi
     };
     let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    FoundFiles { files, problems, has_links: false, lost: Vec::new() }
+    FoundFiles { files, problems, ..FoundFiles::default() }
 }
 
-struct FileWalker {
+struct FileWalker<'a> {
     found: FoundFiles,
     /// Canonical paths, so that a link and its target are read once.
     seen: HashSet<PathBuf>,
+    limits: &'a Limits,
+    bases: PendingBases,
 }
 
-impl FileWalker {
+impl<'a> FileWalker<'a> {
+    fn new(limits: &'a Limits) -> FileWalker<'a> {
+        FileWalker {
+            found: FoundFiles::default(),
+            seen: HashSet::new(),
+            limits,
+            bases: PendingBases::default(),
+        }
+    }
+
     fn problem(&mut self, path: &Path, message: String, hint: Option<&str>) {
         let problem =
             Problem::of_file(display_path(path).into(), Code::Unreadable, message, hint.map(str::to_owned));
@@ -194,7 +213,13 @@ impl FileWalker {
             }
         };
         if real.is_dir() {
-            self.directory(path, &real);
+            let is_layered = self.enter_overlay(path, &real);
+            self.directory(path, &real, is_layered);
+        } else if is_overlay_file(&display_path(path)) && self.is_overlay(path) {
+            // The file means its directory.
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            self.found.bases.push(dir.to_path_buf());
+            self.root(dir);
         } else {
             let scope_dir = real.parent().unwrap_or(Path::new("/")).to_path_buf();
             // A shell glob such as `*.yaml` may name links whose targets the user did not check.
@@ -205,9 +230,11 @@ impl FileWalker {
         }
     }
 
-    fn directory(&mut self, path: &Path, real: &Path) {
+    /// `is_layered`: the directory belongs to an overlay, so that others below it are skipped.
+    fn directory(&mut self, path: &Path, real: &Path, is_layered: bool) {
         // Links are followed last, so that a file keeps its own name rather than a link's.
         let mut links = BTreeSet::new();
+        self.bases.is_layered = is_layered;
         self.below(path.to_path_buf(), real.to_path_buf(), real, &mut links);
         self.found.has_links |= !links.is_empty();
         while let Some((link, scope_dir)) = links.pop_first() {
@@ -241,6 +268,10 @@ impl FileWalker {
                         continue;
                     }
                 };
+            if scope_dir != *root && self.is_other_overlay(&entries) {
+                self.seen.remove(&folder);
+                continue;
+            }
             for entry in entries {
                 let (name, path) = (entry.file_name(), entry.path());
                 if name.as_encoded_bytes().starts_with(b".") {

@@ -15,8 +15,11 @@ use std::sync::Arc;
 use super::expand::Context;
 use super::expand::Purpose;
 use super::find::{self, Candidate, FileContent, FileStamp, FoundFiles, ReplacementText};
+use super::layers::LayerSet;
+use super::layers::header::{is_overlay_file, normalize};
+use super::parse::ParsedSlices;
 use super::text::SourceText;
-use super::{Limits, Loaded, ParsedSlices, Problem, load_found};
+use super::{Limits, Loaded, Problem, load_found};
 
 /// Cache of a tree between two loads, which must use the same limits.
 #[derive(Default)]
@@ -33,7 +36,12 @@ pub(super) struct CachedFile {
     pub stamp: Option<FileStamp>,
     pub source: SourceText,
     pub parts: Arc<ParsedSlices>,
+    /// The overlays with which it was parsed.
+    pub layers: LayerSet,
 }
+
+/// Parsed slices, and the overlays with which they were parsed.
+pub(super) type CachedSlices = (Arc<ParsedSlices>, LayerSet);
 
 /// A known file kind text changed.
 pub struct ChangedFile {
@@ -57,6 +65,7 @@ impl IncrementalLoader {
             |(now, then): (&Candidate, &Candidate)| now.name == then.name && now.scope_dir == then.scope_dir;
         if self.found.problems != before.problems
             || self.found.lost != before.lost
+            || self.found.bases != before.bases
             || self.found.files.len() != before.files.len()
             || !self.found.files.iter().zip(&before.files).all(same)
         {
@@ -81,6 +90,10 @@ impl IncrementalLoader {
         }
         let mut which = Vec::new();
         for (path, is_file) in touched {
+            // An overlay decides which files are read.
+            if is_overlay_file(&path.to_string_lossy()) {
+                return None;
+            }
             match self.classify_path(paths, path) {
                 PathKind::Irrelevant => {}
                 PathKind::File(at) => {
@@ -131,8 +144,10 @@ impl IncrementalLoader {
     /// Relation of a path to the found files.
     fn classify_path(&self, paths: &[PathBuf], path: &Path) -> PathKind {
         let mut kind = PathKind::Irrelevant;
-        for root in paths {
+        for root in paths.iter().chain(&self.found.bases) {
             let absolute = std::path::absolute(root).unwrap_or_else(|_| root.clone());
+            let absolute =
+                normalize(&absolute).filter(|_| self.found.bases.contains(root)).unwrap_or(absolute);
             let Ok(rest) = path.strip_prefix(&absolute) else { continue };
             if rest.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b".")) {
                 continue;
@@ -152,6 +167,11 @@ impl IncrementalLoader {
         self.found = find::from_contents(files, problems);
     }
 
+    /// Files and directories that the overlays of the paths are based on.
+    pub fn bases(&self) -> &[PathBuf] {
+        &self.found.bases
+    }
+
     /// Dangling links kind names are not manifest names.
     pub fn dangling_links(&self) -> impl Iterator<Item = &str> {
         self.found.lost.iter().map(String::as_str)
@@ -169,29 +189,29 @@ impl IncrementalLoader {
     }
 
     /// Cached text and slices of a file with unchanged metadata.
-    pub(super) fn cached(&self, file: &Candidate) -> Option<(SourceText, Arc<ParsedSlices>)> {
+    pub(super) fn cached(&self, file: &Candidate) -> Option<(SourceText, CachedSlices)> {
         let known = self.files.get(&file.name)?;
         (known.stamp.is_some() && known.stamp == file.stamp)
-            .then(|| (known.source.clone(), Arc::clone(&known.parts)))
+            .then(|| (known.source.clone(), (Arc::clone(&known.parts), known.layers.clone())))
     }
 
     /// Cached slices of an unchanged text.
-    pub(super) fn parsed(&self, source: &SourceText) -> Option<Arc<ParsedSlices>> {
+    pub(super) fn parsed(&self, source: &SourceText) -> Option<CachedSlices> {
         let known = self.files.get(&source.name)?;
         (known.source.text == source.text && known.source.json == source.json)
-            .then(|| Arc::clone(&known.parts))
+            .then(|| (Arc::clone(&known.parts), known.layers.clone()))
     }
 
     /// Replaces the cache by these files.
     pub(super) fn store_cache<'a>(
         &mut self,
-        read: impl Iterator<Item = (&'a Candidate, &'a SourceText, Arc<ParsedSlices>)>,
+        read: impl Iterator<Item = (&'a Candidate, SourceText, Arc<ParsedSlices>, LayerSet)>,
     ) {
         let is_old = is_past_racy_window();
         self.files = read
-            .map(|(file, source, parts)| {
+            .map(|(file, source, parts, layers)| {
                 let stamp = file.stamp.filter(&is_old);
-                (source.name.clone(), CachedFile { stamp, source: source.clone(), parts })
+                (source.name.clone(), CachedFile { stamp, source, parts, layers })
             })
             .collect();
     }

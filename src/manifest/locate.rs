@@ -1,11 +1,14 @@
 //! Source locations of problems: field paths are resolved in parsed trees; reports per file are limited.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use super::node::Node;
-use super::problem::{FieldPath, MAX_PER_FILE, PathPart, Problem, Span, SpanProblem};
+use super::check::DeclaredObject;
+use super::check::short_form::SHORT_FIELDS;
+use super::grammar;
+use super::node::{Kind, Node};
+use super::problem::{FieldPath, MAX_PER_FILE, PathPart, PathSegment, Problem, Span, SpanProblem};
 use super::text::SourceText;
-use super::{Declaration, Limits, Loaded, read, structure, tree};
+use super::{Declaration, Limits, Loaded, read, tree};
 
 /// Number of reported and skipped problems per file. A hostile file may have millions.
 pub struct ReportLimit(Vec<(usize, usize)>);
@@ -50,27 +53,56 @@ pub struct Locator<'a> {
     limits: &'a Limits,
     /// Most recent first. Consecutive problems often refer to the same second document.
     trees: VecDeque<((usize, usize), Vec<Node>)>,
+    /// The Overlay document of each file that has one.
+    overlays: HashMap<usize, usize>,
 }
 
 const TREES: usize = 4;
 
 impl<'a> Locator<'a> {
     pub fn new(loaded: &'a Loaded, limits: &'a Limits) -> Locator<'a> {
-        Locator { loaded, limits, trees: VecDeque::new() }
+        let mut overlays = HashMap::new();
+        for (at, document) in loaded.documents.iter().enumerate() {
+            if let DeclaredObject::Overlay(_) = document.declared {
+                overlays.entry(document.source).or_insert(at);
+            }
+        }
+        Locator { loaded, limits, trees: VecDeque::new(), overlays }
     }
 
     pub fn span(&mut self, document: usize, path: &FieldPath, at: PathPart) -> Span {
         let (line, column) = self.loaded.documents[document].begin;
         match self.node(document) {
-            Some(node) => structure::locate(node, path, at == PathPart::Key),
+            Some(node) => locate(node, path, at == PathPart::Key),
             // The event parser rejects some input that the YAML crate accepts; the document's start is still correct.
             None => Span::at(line, column),
         }
     }
 
+    /// The Overlay document of a file.
+    pub fn overlay_of(&self, source: usize) -> Option<usize> {
+        self.overlays.get(&source).copied()
+    }
+
+    /// The file and span of a path: in the last patch that sets it, otherwise in the document.
+    pub fn location(&mut self, document: usize, path: &FieldPath, at: PathPart) -> (usize, Span) {
+        let loaded = self.loaded;
+        let Declaration { layers, applied, source, .. } = &loaded.documents[document];
+        for patch in applied.patches.iter().rev() {
+            let layer = &layers.layers()[patch.layer];
+            let Some(overlay) = self.overlay_of(layer.source) else { continue };
+            let fields = FieldPath::of("patches").index(patch.patch).key("patch");
+            let fields = self.node(overlay).and_then(|root| node_at(root, &fields));
+            if let Some(fields) = fields.filter(|fields| sets(fields, path)) {
+                return (layer.source, locate(fields, path, at == PathPart::Key));
+            }
+        }
+        (*source, self.span(document, path, at))
+    }
+
     /// The short form in which the document sets the field, and its long form.
     pub fn short_field(&mut self, document: usize, path: &FieldPath) -> Option<(&'static str, &'static str)> {
-        structure::short_field(self.node(document)?, path)
+        short_field(self.node(document)?, path)
     }
 
     /// The tree of a document.
@@ -87,4 +119,84 @@ impl<'a> Locator<'a> {
         }
         self.trees.front().and_then(|(_, nodes)| nodes.get(nth))
     }
+}
+
+/// The short form in which the document sets a spec field, and its long form. A field that is set in both is searched in
+/// the form that the path names.
+pub fn short_field(root: &Node, path: &FieldPath) -> Option<(&'static str, &'static str)> {
+    let has_key = |name: &str| match &root.kind {
+        Kind::Map(entries) => entries.iter().any(|(key, _)| key.text().is_some_and(|text| text == name)),
+        _ => false,
+    };
+    let is_set =
+        |(short, long): &(&str, &'static str)| path.starts_with(&FieldPath::of(long)) && has_key(short);
+    SHORT_FIELDS.into_iter().find(is_set).filter(|_| !has_path(root, path))
+}
+
+/// The path of a spec field that the document has at its top level.
+fn short_path(root: &Node, path: &FieldPath) -> Option<FieldPath> {
+    let (short, long) = short_field(root, path)?;
+    let mut segments = FieldPath::of(short).0;
+    segments.extend(path.0.iter().skip(FieldPath::of(long).0.len()).cloned());
+    Some(FieldPath(segments))
+}
+
+/// Whether a document, or a patch of one, sets a field, in either form.
+pub fn sets(root: &Node, path: &FieldPath) -> bool {
+    has_path(root, path) || short_path(root, path).is_some_and(|path| has_path(root, &path))
+}
+
+/// The value at a path.
+pub fn node_at<'n>(root: &'n Node, path: &FieldPath) -> Option<&'n Node> {
+    path.0.iter().try_fold(root, |node, step| match (step, &node.kind) {
+        (PathSegment::Key(name), Kind::Map(_)) => node.get(name),
+        (PathSegment::Index(at), Kind::List(items)) => items.get(*at),
+        _ => None,
+    })
+}
+
+/// Whether a tree has a value at the path.
+fn has_path(root: &Node, path: &FieldPath) -> bool {
+    let mut node = root;
+    for step in &path.0 {
+        let found = match (step, &node.kind) {
+            (PathSegment::Key(name), Kind::Map(entries)) => entries
+                .iter()
+                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
+                .map(|(_, value)| value),
+            (PathSegment::Index(at), Kind::List(items)) => items.get(*at),
+            _ => None,
+        };
+        match found {
+            Some(value) => node = value,
+            None => return false,
+        }
+    }
+    true
+}
+
+/// Span of a path in a tree, or of its nearest existing ancestor.
+pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
+    let short = short_path(root, path);
+    let path = short.as_ref().unwrap_or(path);
+    let mut node = root;
+    let mut span = root.span;
+    for (nth, step) in path.0.iter().enumerate() {
+        let last = nth + 1 == path.0.len();
+        let next = match (step, &node.kind) {
+            (PathSegment::Key(name), Kind::Map(entries)) => entries
+                .iter()
+                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
+                .map(|(key, value)| (key.span, value)),
+            (PathSegment::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
+            _ => None,
+        };
+        let Some((key_span, value)) = next else {
+            return span;
+        };
+        let single = !matches!(value.kind, Kind::List(_) | Kind::Map(_) | Kind::Null);
+        span = if last && single && !key_wanted { value.span } else { key_span };
+        node = value;
+    }
+    span
 }

@@ -18,14 +18,17 @@ pub mod forms;
 pub mod grammar;
 mod incremental;
 pub mod init;
+pub(crate) mod layers;
 pub(crate) mod limits;
-mod locate;
+pub(crate) mod locate;
 pub(crate) mod node;
 mod parallel;
+mod parse;
 pub mod print;
 pub(crate) mod problem;
 pub mod provenance;
 pub(crate) mod read;
+pub mod render;
 pub mod rows;
 pub mod schema;
 mod splice;
@@ -38,23 +41,26 @@ pub(crate) mod variables;
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-pub use find::{CONFIG, FileContent, LEADS_OUT, ReplacementText, display_path, is_manifest, too_large};
+pub use find::{
+    CONFIG, FileContent, LEADS_OUT, ReplacementText, display_path, is_manifest, overlays, too_large,
+};
+use incremental::CachedSlices;
 pub use incremental::{ChangedFile, IncrementalLoader};
 pub use limits::Limits;
 pub use problem::{Code, Excerpt, FieldPath, Problem, Severity, did_you_mean};
 pub use splice::SpliceResult;
+pub(crate) use text::SourceText;
 
 use self::check::DeclaredObject;
 use self::check::short_form::SHORT_FIELDS;
 pub use self::expand::DesiredCounts;
 use self::expand::Purpose;
+use self::layers::{AppliedPatches, LayerPlan, LayerSet, PatchBudget};
 use self::locate::{Locator, ReportLimit};
-use self::problem::{
-    MAX_PER_DOCUMENT, MAX_PER_FILE, OTHER_LOCATION, PathPart, PathProblem, Span, SpanProblem,
-};
-use self::text::SourceText;
+use self::parse::{CheckedDocument, ParsedSlice, ParsedSlices, Patching, parse_slice};
+use self::problem::{MAX_PER_DOCUMENT, OTHER_LOCATION, PathPart, PathProblem, Span, SpanProblem};
 use crate::model::{Desired, SourceLocation};
 
 /// Result of loading a tree of manifests.
@@ -76,7 +82,11 @@ pub struct Loaded {
     context: Option<expand::Context>,
     /// Pairs of files that claim the same instance or identity.
     conflicting_files: Vec<(Arc<str>, Arc<str>)>,
+    layers: LayerPlan,
 }
+
+/// Problems with the indexes of their documents.
+type PathProblems = Vec<(usize, PathProblem)>;
 
 /// One document and its position.
 #[derive(Debug)]
@@ -93,6 +103,9 @@ pub struct Declaration {
     dropped: HashSet<FieldPath>,
     /// The document, or a Defaults above it, has an error.
     bad: bool,
+    /// Overlays of its file.
+    layers: LayerSet,
+    applied: AppliedPatches,
 }
 
 /// Loads all manifests below the paths (`-` is standard input).
@@ -137,44 +150,25 @@ fn load_found(
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
         Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
-    let earlier = loader.as_deref();
-    let read_file = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
-        Some(ReplacementText { text, .. }) => {
-            let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
-            Ok((SourceText::new(file.name.clone(), text.to_string(), json, limits.documents), None))
-        }
-        None => match earlier.and_then(|earlier| earlier.cached(file)) {
-            Some((source, parts)) => Ok((source, Some(parts))),
-            None => find::read(file, limits).map(|source| {
-                let parts = earlier.and_then(|earlier| earlier.parsed(&source));
-                (source, parts)
-            }),
-        },
-    };
-    let (mut files, mut known) = (Vec::new(), Vec::new());
-    for (file, read) in candidates.iter().copied().zip(parallel::map(&candidates, read_file)) {
-        match read {
-            Ok((source, parts)) => {
-                files.push(file);
-                known.push(parts);
-                loaded.sources.push(source);
-            }
-            Err(problem) => loaded.problems.push(problem),
-        }
-    }
-    let scope_dirs: Vec<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
+    let (files, known) = loaded.read_files(&candidates, limits, stand_ins, loader.as_deref());
+    loaded.scope_dirs = files.iter().map(|file| file.scope_dir.clone()).collect();
+    loaded.layers.resolve(&loaded.sources, &loaded.scope_dirs, limits);
     let (findings, reports) = match loader {
-        None => loaded.parse(&scope_dirs, limits),
+        None => loaded.parse(limits),
         Some(loader) => {
             let parts = loaded.parse_unknown(known, limits);
             // A stand-in is an earlier text of the file, so it is not cached.
-            let own = |(file, _): &(&&find::Candidate, _)| !stand_ins.contains_key(&*file.name);
-            let read = files.iter().zip(loaded.sources.iter().zip(&parts)).filter(own);
-            loader.store_cache(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
-            loaded.collect(&scope_dirs, parts.iter().map(|parts| parts.iter().cloned()), limits)
+            let own = |(at, file): &(usize, &&find::Candidate)| {
+                (!stand_ins.contains_key(&*file.name)).then_some(*at)
+            };
+            let own = files.iter().enumerate().filter_map(|file| own(&file));
+            let cached = own.map(|at| {
+                (files[at], loaded.sources[at].clone(), Arc::clone(&parts[at]), loaded.layers.set(at))
+            });
+            loader.store_cache(cached);
+            loaded.collect(parts.iter().map(|parts| parts.iter().cloned()), limits)
         }
     };
-    loaded.scope_dirs = scope_dirs;
     loaded.expand_and_report(findings, reports, limits);
     loaded
 }
@@ -187,9 +181,9 @@ pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
 pub(crate) fn load_source(source: SourceText, limits: &Limits) -> Loaded {
     let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
-    let scope_dirs = vec![PathBuf::from(name)];
-    let (findings, reports) = loaded.parse(&scope_dirs, limits);
-    loaded.scope_dirs = scope_dirs;
+    loaded.scope_dirs = vec![PathBuf::from(name)];
+    loaded.layers.resolve(&loaded.sources, &loaded.scope_dirs, limits);
+    let (findings, reports) = loaded.parse(limits);
     loaded.expand_and_report(findings, reports, limits);
     loaded
 }
@@ -220,10 +214,48 @@ impl Loaded {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }
 
+    /// Reads files into texts, each with its cached slices.
+    fn read_files<'f>(
+        &mut self,
+        candidates: &[&'f find::Candidate],
+        limits: &Limits,
+        stand_ins: &BTreeMap<String, ReplacementText>,
+        earlier: Option<&IncrementalLoader>,
+    ) -> (Vec<&'f find::Candidate>, Vec<Option<CachedSlices>>) {
+        let read_file = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
+            Some(ReplacementText { text, .. }) => {
+                let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
+                Ok((SourceText::new(file.name.clone(), text.to_string(), json, limits.documents), None))
+            }
+            None => match earlier.and_then(|earlier| earlier.cached(file)) {
+                Some((source, parts)) => Ok((source, Some(parts))),
+                None => find::read(file, limits).map(|source| {
+                    let parts = earlier.and_then(|earlier| earlier.parsed(&source));
+                    (source, parts)
+                }),
+            },
+        };
+        let (mut files, mut known) = (Vec::new(), Vec::new());
+        for (file, read) in candidates.iter().copied().zip(parallel::map(candidates, read_file)) {
+            match read {
+                Ok((source, parts)) => {
+                    files.push(file);
+                    known.push(parts);
+                    self.sources.push(source);
+                }
+                Err(problem) => {
+                    self.layers.add_unreadable(&file.name, &file.scope_dir);
+                    self.problems.push(problem);
+                }
+            }
+        }
+        (files, known)
+    }
+
     /// Parses all texts on all cores, with the problems of each document.
-    fn parse(&mut self, scope_dirs: &[PathBuf], limits: &Limits) -> (Vec<(usize, PathProblem)>, ReportLimit) {
+    fn parse(&mut self, limits: &Limits) -> (PathProblems, ReportLimit) {
         let parts = self.parse_all(|_| true, limits);
-        self.collect(scope_dirs, parts.into_iter().map(Vec::into_iter), limits)
+        self.collect(parts.into_iter().map(Vec::into_iter), limits)
     }
 
     /// Parsed slices of each selected text; none for a text with too many documents.
@@ -236,28 +268,32 @@ impl Loaded {
         }
         let sources = &self.sources;
         let counts: Vec<AtomicUsize> = sources.iter().map(|_| AtomicUsize::new(0)).collect();
-        let read = parallel::map(&jobs, |&(at, slice)| parse_slice(&sources[at], slice, &counts[at], limits));
+        let sets: Vec<LayerSet> = (0..sources.len()).map(|at| self.layers.set(at)).collect();
+        let budget = PatchBudget::default();
+        let read = parallel::map(&jobs, |&(at, slice)| {
+            let patching = Patching { layers: &sets[at], budget: &budget };
+            parse_slice(&sources[at], slice, &counts[at], limits, patching)
+        });
         let mut parts: Vec<ParsedSlices> = sources.iter().map(|_| ParsedSlices::new()).collect();
         jobs.into_iter().zip(read).for_each(|((at, _), part)| parts[at].push(part));
         parts
     }
 
-    /// Like [`Loaded::parse_all`], without texts whose slices are cached.
-    fn parse_unknown(
-        &self,
-        known: Vec<Option<Arc<ParsedSlices>>>,
-        limits: &Limits,
-    ) -> Vec<Arc<ParsedSlices>> {
+    /// Like [`Loaded::parse_all`], without texts whose slices are cached with the same overlays.
+    fn parse_unknown(&self, known: Vec<Option<CachedSlices>>, limits: &Limits) -> Vec<Arc<ParsedSlices>> {
+        let is_same = |(at, known): (usize, Option<CachedSlices>)| {
+            known.filter(|(_, layers)| *layers == self.layers.set(at)).map(|(parts, _)| parts)
+        };
+        let known: Vec<Option<Arc<ParsedSlices>>> = known.into_iter().enumerate().map(is_same).collect();
         let fresh = self.parse_all(|at| known[at].is_none(), limits);
         known.into_iter().zip(fresh).map(|(known, fresh)| known.unwrap_or_else(|| Arc::new(fresh))).collect()
     }
 
     fn collect(
         &mut self,
-        scope_dirs: &[PathBuf],
         parts: impl Iterator<Item = impl Iterator<Item = ParsedSlice>>,
         limits: &Limits,
-    ) -> (Vec<(usize, PathProblem)>, ReportLimit) {
+    ) -> (PathProblems, ReportLimit) {
         let mut reports = ReportLimit::new(&self.sources);
         let mut findings = Vec::new();
         for (source, parts) in parts.enumerate() {
@@ -275,24 +311,57 @@ impl Loaded {
                         continue;
                     }
                 };
-                for CheckedDocument { nth, begin, declared, faults, dropped, findings: found, bad, more } in
-                    checked
-                {
-                    reports.skip(source, more);
-                    faults
-                        .into_iter()
-                        .for_each(|fault| reports.report(source, text, fault, &mut self.problems));
-                    let document = self.documents.len();
-                    findings
-                        .extend(found.into_iter().map(|finding| (document, finding.in_document(document))));
-                    let scope_dir = scope_dirs[source].clone();
-                    let declaration =
-                        Declaration { source, slice, nth, begin, scope_dir, declared, dropped, bad };
+                for document in checked {
+                    reports.skip(source, document.more);
+                    let CheckedDocument { nth, begin, declared, dropped, bad, applied, .. } = document;
+                    let faults = document.faults.into_iter();
+                    faults.for_each(|fault| reports.report(source, text, fault, &mut self.problems));
+                    let at = self.documents.len();
+                    let found = document.findings.into_iter();
+                    findings.extend(found.map(|finding| (at, finding.in_document(at))));
+                    let (scope_dir, layers) = (self.scope_dirs[source].clone(), self.layers.set(source));
+                    let declaration = Declaration {
+                        source,
+                        slice,
+                        nth,
+                        begin,
+                        scope_dir,
+                        declared,
+                        dropped,
+                        bad,
+                        layers,
+                        applied,
+                    };
                     self.documents.push(declaration);
                 }
             }
         }
+        self.check_layers(&mut findings);
         (findings, reports)
+    }
+
+    /// Adds the problems of overlays. Patches that exceed their limit declare nothing.
+    fn check_layers(&mut self, findings: &mut PathProblems) {
+        let is_exceeded = layers::is_exceeded(&self.documents);
+        if is_exceeded {
+            let is_patched = |document: &Declaration| !document.layers.layers().is_empty();
+            findings.retain(|(at, _)| !is_patched(&self.documents[*at]));
+            let patched = self.documents.iter_mut().filter(|document| is_patched(document));
+            let processes =
+                patched.filter(|document| matches!(document.declared, DeclaredObject::Process(_)));
+            processes.for_each(|document| document.declared = DeclaredObject::Nothing);
+        }
+        findings.extend(layers::findings(&self.documents, &self.sources, &self.layers, is_exceeded));
+        // Without its overlays, a process is another one.
+        let errors: HashSet<usize> =
+            findings.iter().filter(|(_, finding)| finding.is_error()).map(|(at, _)| *at).collect();
+        let overlays = self.documents.iter().enumerate().filter(|(at, document)| {
+            matches!(document.declared, DeclaredObject::Overlay(_)) && (document.bad || errors.contains(at))
+        });
+        let bad: HashSet<usize> = overlays.map(|(_, document)| document.source).collect();
+        for document in &mut self.documents {
+            document.bad |= self.layers.is_unknown(document, &bad);
+        }
     }
 
     /// Sets the locations of windows. Policies are in the order of their documents.
@@ -315,12 +384,7 @@ impl Loaded {
     }
 
     /// Expands the declarations, runs cross-document checks and locates all problems.
-    fn expand_and_report(
-        &mut self,
-        mut findings: Vec<(usize, PathProblem)>,
-        mut reports: ReportLimit,
-        limits: &Limits,
-    ) {
+    fn expand_and_report(&mut self, mut findings: PathProblems, mut reports: ReportLimit, limits: &Limits) {
         let locations: Vec<SourceLocation> =
             self.documents.iter().map(|document| self.start_location(document)).collect();
         let has_unread = self.problems.iter().any(|problem| problem.code.hides_documents());
@@ -340,7 +404,16 @@ impl Loaded {
             },
         );
         self.conflicting_files = conflicts.collect();
-        let located = self.locate_all(findings, reports, limits);
+        let mut located = self.locate_all(findings, reports, limits);
+        // Discovery reports why a base cannot be read; that it has no manifests follows.
+        let is_known = |problem: &Problem| {
+            let same = |known: &Problem| {
+                (&known.file, known.line, known.column) == (&problem.file, problem.line, problem.column)
+            };
+            problem.code == Code::BadBase
+                && self.problems.iter().any(|known| known.code == Code::BadBase && same(known))
+        };
+        located.retain(|problem| !is_known(problem));
         self.problems.extend(located);
         self.problems.sort();
         self.problems.dedup();
@@ -354,7 +427,7 @@ impl Loaded {
     /// Locates problems in document order, so that each tree is built once and dropped early.
     fn locate_all(
         &self,
-        mut findings: Vec<(usize, PathProblem)>,
+        mut findings: PathProblems,
         mut reports: ReportLimit,
         limits: &Limits,
     ) -> Vec<Problem> {
@@ -368,22 +441,22 @@ impl Loaded {
                     reports.skip(source, 1);
                     continue;
                 }
-                let span = locator.span(*document, &finding.path, finding.at);
+                let (at, span) = locator.location(*document, &finding.path, finding.at);
                 let mut message = finding.message.clone();
                 if let Some((short, long)) = locator.short_field(*document, &finding.path) {
                     message = message.replacen(long, short, 1);
                 }
                 if let Some((other, path)) = &finding.other {
-                    let at = other_locator.span(*other, path, PathPart::Value);
-                    let file = &self.source(*other).name;
-                    message = message.replace(OTHER_LOCATION, &format!("{file}:{}:{}", at.line, at.column));
+                    let (source, span) = other_locator.location(*other, path, PathPart::Value);
+                    let place = format!("{}:{}:{}", self.sources[source].name, span.line, span.column);
+                    message = message.replace(OTHER_LOCATION, &place);
                 }
                 let private = finding.path.starts_with(&FieldPath::of("spec.env"));
                 let fault = SpanProblem {
                     private,
                     ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
                 };
-                reports.report(source, &self.sources[source], fault, &mut problems);
+                reports.report(at, &self.sources[at], fault, &mut problems);
             }
             if let Some((document, _)) = found.get(MAX_PER_DOCUMENT) {
                 let span = locator.span(*document, &FieldPath::root(), PathPart::Value);
@@ -398,63 +471,6 @@ impl Loaded {
     fn source(&self, document: usize) -> &SourceText {
         &self.sources[self.documents[document].source]
     }
-}
-
-/// Parses and checks one slice of a file. `count` is the number of problems in the candidates file.
-fn parse_slice(
-    source: &SourceText,
-    slice: usize,
-    count: &AtomicUsize,
-    limits: &Limits,
-) -> Result<Vec<CheckedDocument>, SpanProblem> {
-    let reads = read::slice(source, &source.slices[slice], limits)?;
-    let checked = |read: read::ParsedDocument| {
-        let (declared, mut findings) = match read.document {
-            Some(document) => check::document(document),
-            None => (DeclaredObject::Nothing, Vec::new()),
-        };
-        let bad = !read.faults.is_empty() || findings.iter().any(PathProblem::is_error);
-        // Far more problems than are reported: keep only their number.
-        let mut more = 0;
-        if count.fetch_add(findings.len(), Ordering::Relaxed) > 4 * MAX_PER_FILE {
-            more = findings.len();
-            findings = Vec::new();
-        }
-        let begin = match read.begin {
-            Some(span) => (span.line, span.column),
-            None => text::content_start(&source.text, &source.slices[slice]),
-        };
-        CheckedDocument {
-            nth: read.nth,
-            begin,
-            declared,
-            faults: read.faults,
-            dropped: read.dropped,
-            findings,
-            bad,
-            more,
-        }
-    };
-    Ok(read::collect_exact(reads.into_iter().map(checked)))
-}
-
-/// Checked documents of one slice, or the syntax error.
-type ParsedSlice = Result<Vec<CheckedDocument>, SpanProblem>;
-/// All slices of a file.
-type ParsedSlices = Vec<ParsedSlice>;
-
-/// A document after the checks that need no other document.
-#[derive(Clone)]
-struct CheckedDocument {
-    nth: usize,
-    begin: (u32, u32),
-    declared: DeclaredObject,
-    faults: Vec<SpanProblem>,
-    dropped: HashSet<FieldPath>,
-    findings: Vec<PathProblem>,
-    bad: bool,
-    /// Number of problems that were dropped.
-    more: usize,
 }
 
 /// Whether a problem follows from a dropped field: an invalid field is not reported as missing too.

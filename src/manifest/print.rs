@@ -43,11 +43,16 @@ pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> D
                 spec.labels.iter().map(|(name, value)| (name.clone(), TextOrNumber::Text(value.clone()))),
             ),
         }),
-        hosts: Some(hosts.iter().map(|one| HostValue::Entry(host(one))).collect()),
+        hosts: Some(hosts.iter().map(host_value).collect()),
         state: (state != State::Running).then(|| state.word().into()),
         spec: Some(Box::new(spec_entry(spec))),
         ..Document::default()
     }
+}
+
+/// An entry of `hosts`.
+pub fn host_value(one: &Host) -> HostValue {
+    HostValue::Entry(host(one))
 }
 
 fn host(host: &Host) -> HostEntry {

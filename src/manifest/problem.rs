@@ -85,6 +85,12 @@ codes! {
     DefaultsConflict = "E0408" Error "two Defaults of one directory disagree",
     SameName = "E0409" Error "two groups or policies with one name",
     HostConflict = "E0410" Error "one host described in two ways",
+    // Overlays
+    BadBase = "E0421" Error "a base that does not exist, is outside of the tree, or is named twice",
+    BaseCycle = "E0422" Error "overlays that are bases of each other",
+    PatchUnmatched = "E0423" Error "a patch that matches no process",
+    PatchConflict = "E0424" Error "two patches of one overlay that set a field to different values",
+    MisplacedOverlay = "E0425" Error "an Overlay that does not apply where it is",
     // Warnings
     NumberAsText = "W0501" Warning "a number in place of text",
     IgnoredField = "W0502" Warning "a request field that manifests ignore",
@@ -106,7 +112,13 @@ impl Code {
     pub fn hides_documents(self) -> bool {
         matches!(
             self,
-            Code::Syntax | Code::Unreadable | Code::TooLarge | Code::NotText | Code::HiddenCharacter
+            Code::Syntax
+                | Code::Unreadable
+                | Code::TooLarge
+                | Code::NotText
+                | Code::HiddenCharacter
+                | Code::BadBase
+                | Code::MisplacedOverlay
         )
     }
 
@@ -127,6 +139,11 @@ impl Code {
                 | Code::DependsOnDown
                 | Code::BadVariable
                 | Code::VariableCycle
+                | Code::BadBase
+                | Code::BaseCycle
+                | Code::PatchUnmatched
+                | Code::PatchConflict
+                | Code::MisplacedOverlay
                 | Code::TooMany
         )
     }

@@ -1,4 +1,4 @@
-//! Provenance of values: the source line of a field, in the process or in a Defaults above it.
+//! Provenance of values: the source line of a field, in the process, in a patch or in a Defaults above it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path as FilePath, PathBuf};
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_yaml::Value;
 
 use super::check::DeclaredObject;
+use super::layers::header::is_overlay_file;
 use super::locate::Locator;
 use super::problem::{FieldPath, PathPart};
 use super::{FileContent, Limits, Loaded, load_files};
@@ -57,6 +58,11 @@ pub fn locate_in(plan: &mut Plan, texts: &[FileContent], limits: &Limits) {
     files.extend(
         texts.iter().filter(|text| !is_known(text) && above(text) && has_defaults(text)).take(FEW).cloned(),
     );
+    // A patch of an overlay may set it.
+    let is_added = |text: &&FileContent| files.iter().any(|file| file.name == text.name);
+    let overlays = texts.iter().filter(|text| is_overlay_file(&text.name) && !is_added(text));
+    let overlays: Vec<FileContent> = overlays.take(FEW).cloned().collect();
+    files.extend(overlays);
     locate(plan, &load_files(files, Vec::new(), limits, &BTreeMap::new()), limits);
 }
 
@@ -130,9 +136,9 @@ impl<'a> Provenance<'a> {
     }
 
     fn location(&mut self, document: usize, path: &FieldPath) -> SourceLocation {
-        let span = self.locator.span(document, path, PathPart::Value);
+        let (source, span) = self.locator.location(document, path, PathPart::Value);
         SourceLocation {
-            file: self.loaded.source(document).name.clone(),
+            file: self.loaded.sources[source].name.clone(),
             line: span.line,
             column: span.column,
         }

@@ -249,5 +249,6 @@ fn is_plain(document: &Document) -> bool {
         || document.bk_username.is_some();
     let labelled = document.hosts.iter().flatten().filter_map(HostValue::entry);
     let labelled = labelled.into_iter().any(|host| matches!(host.labels, Some(HostLabels::Have(_))));
-    process && document.vars.is_none() && !of_policy && (in_body || !of_request) && !labelled
+    let of_overlay = document.base.is_some() || document.patches.is_some();
+    process && document.vars.is_none() && !of_policy && !of_overlay && (in_body || !of_request) && !labelled
 }

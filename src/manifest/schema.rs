@@ -24,7 +24,7 @@ pub fn schema() -> Value {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://abide.example/schema/v1.json",
         "title": "Abide manifest",
-        "description": "Manifest of Abide (apiVersion abide/v1): a Process, HostGroup, Defaults or Policy.",
+        "description": "Manifest of Abide (apiVersion abide/v1): a Process, HostGroup, Defaults, Policy or Overlay.",
         "type": "object",
         "properties": {
             "apiVersion": {"const": grammar::API_VERSION, "description": "Version of the manifest syntax."},
@@ -147,6 +147,7 @@ fn shape(shape: &Shape) -> Value {
         ]}),
         Shape::Number => json!({"type": "number"}),
         Shape::Section(section) => self::section(section),
+        Shape::Patch => json!({"type": "object", "propertyNames": {"enum": grammar::patch_fields()}}),
         Shape::List(of) => json!({"type": "array", "items": self::shape(of)}),
         Shape::Map(of) => json!({"type": "object", "additionalProperties": self::shape(of)}),
         Shape::OneOf(shapes) => {

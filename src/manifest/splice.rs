@@ -11,7 +11,9 @@ use std::sync::atomic::AtomicUsize;
 use super::check::{DeclaredObject, Process};
 use super::find::FileContent;
 use super::incremental::{CachedFile, ChangedFile, IncrementalLoader};
-use super::{CheckedDocument, Declaration, Limits, ParsedSlices, parse_slice};
+use super::layers::PatchBudget;
+use super::parse::{CheckedDocument, ParsedSlices, Patching, parse_slice};
+use super::{Declaration, Limits};
 use crate::model::{Desired, DesiredInstance, Host, HostKey, InstanceKey, SourceLocation};
 
 /// Desired instances of a few changed files, replacing their previous ones.
@@ -62,7 +64,8 @@ impl IncrementalLoader {
         let texts = changed.iter().map(content).collect();
         for (file, parts) in known {
             let (stamp, source) = (file.stamp, file.source.clone());
-            self.files.insert(source.name.clone(), CachedFile { stamp, source, parts });
+            let layers = self.files.get(&source.name).map(|known| known.layers.clone()).unwrap_or_default();
+            self.files.insert(source.name.clone(), CachedFile { stamp, source, parts, layers });
         }
         Some(SpliceResult { wants, texts })
     }
@@ -86,7 +89,10 @@ impl IncrementalLoader {
         }
         let count = AtomicUsize::new(0);
         let slices = 0..source.slices.len();
-        let parts: ParsedSlices = slices.map(|slice| parse_slice(source, slice, &count, limits)).collect();
+        let budget = PatchBudget::default();
+        let patching = Patching { layers: &known.layers, budget: &budget };
+        let parts: ParsedSlices =
+            slices.map(|slice| parse_slice(source, slice, &count, limits, patching)).collect();
         for (slice, (then, now)) in known.parts.iter().zip(&parts).enumerate() {
             let (Ok(then), Ok(now)) = (then, now) else { return None };
             if then.len() != now.len() {
@@ -107,6 +113,8 @@ impl IncrementalLoader {
                     declared: now.declared.clone(),
                     dropped: HashSet::new(),
                     bad: false,
+                    layers: known.layers.clone(),
+                    applied: now.applied.clone(),
                 };
                 let policies = before.first()?.1.origin.policies.clone();
                 let expanded = context.expand(&declaration, location(now.begin), hosts(&before), policies)?;
@@ -132,7 +140,12 @@ fn has_same_references(then: &CheckedDocument, now: &CheckedDocument) -> bool {
         let Process { key, hosts, state, instances, depends_on, moved_from, .. } = process;
         (key.clone(), *state, *instances, depends_on.clone(), moved_from.clone(), hosts.len())
     };
-    is_good(then) && is_good(now) && references(a) == references(b) && a.hosts == b.hosts
+    // A patch that matches no process any more is a problem.
+    then.applied == now.applied
+        && is_good(then)
+        && is_good(now)
+        && references(a) == references(b)
+        && a.hosts == b.hosts
 }
 
 /// Hosts of a process, each once.

@@ -11,7 +11,7 @@ use super::check::short_form::SHORT_FIELDS;
 use super::document::Document;
 use super::grammar::{self, Requirement, Section, Shape};
 use super::node::{Kind, Node, shorten};
-use super::problem::{self, Code, FieldPath, PathSegment, Span, SpanProblem, did_you_mean};
+use super::problem::{self, Code, FieldPath, Span, SpanProblem, did_you_mean};
 
 /// The valid part of a document, and its shape problems.
 #[derive(Debug, Default)]
@@ -78,6 +78,8 @@ struct ShapeChecker {
     in_body: bool,
     /// True inside `env`, whose values may be secrets.
     private: bool,
+    /// True inside the `patch` of an overlay, where a null removes a field.
+    in_patch: bool,
     /// Section of the whole document, for hints on misplaced fields.
     root: Option<&'static Section>,
     /// Also check required fields and ranges, for input without later checks.
@@ -148,6 +150,9 @@ impl ShapeChecker {
             let path = path.key(entry.name);
             self.private |= entry.name == "env";
             match &value.kind {
+                Kind::Null if self.in_patch => {
+                    valid.insert(Value::String(entry.name.to_owned()), Value::Null);
+                }
                 Kind::Null => {}
                 _ => match self.shape(value, &entry.shape, &path) {
                     Some(value) => {
@@ -216,6 +221,7 @@ impl ShapeChecker {
                 Some(Value::Sequence(valid))
             }
             (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
+            (Shape::Patch, Kind::Map(_)) => Some(self.patch(node, path)),
             (Shape::OneOf(shapes), _) => match shapes.iter().find(|shape| fits(shape, &node.kind)) {
                 Some(shape) => self.shape(node, shape, path),
                 None => self.type_mismatch(node, shape, path),
@@ -237,6 +243,10 @@ impl ShapeChecker {
                 continue;
             }
             let path = path.entry(name);
+            if self.in_patch && matches!(value.kind, Kind::Null) {
+                valid.insert(Value::String(name.to_owned()), Value::Null);
+                continue;
+            }
             match self.shape(value, of, &path) {
                 Some(value) => {
                     valid.insert(Value::String(name.to_owned()), value);
@@ -245,6 +255,25 @@ impl ShapeChecker {
             }
         }
         Value::Mapping(valid)
+    }
+
+    /// Fields of a Process, without the kind of the document.
+    fn patch(&mut self, node: &Node, path: &FieldPath) -> Value {
+        for name in ["kind", "apiVersion"] {
+            if let Some(value) = node.get(name) {
+                self.fault(Code::UnknownField, value.span, || {
+                    (format!("{path} has no field {name:?}"), Some("a patch changes a Process".to_owned()))
+                });
+            }
+        }
+        let root = self.root.replace(&grammar::PROCESS);
+        self.in_patch = true;
+        let mut value = self.section(node, &grammar::PROCESS, path);
+        if let Value::Mapping(fields) = &mut value {
+            ["kind", "apiVersion"].iter().for_each(|name| drop(fields.remove(name)));
+        }
+        (self.in_patch, self.root) = (false, root);
+        value
     }
 
     fn type_mismatch(&mut self, node: &Node, shape: &Shape, path: &FieldPath) -> Option<Value> {
@@ -373,6 +402,7 @@ fn fits(shape: &Shape, kind: &Kind) -> bool {
             | (Shape::Number, Kind::Float(_))
             | (Shape::LooseText, Kind::Text(_) | Kind::Int(_))
             | (Shape::Section(_) | Shape::Map(_), Kind::Map(_))
+            | (Shape::List(_), Kind::List(_))
     )
 }
 
@@ -392,70 +422,4 @@ fn article(thing: &str) -> String {
         _ if thing.starts_with("text") => thing.to_owned(),
         _ => format!("a {thing}"),
     }
-}
-
-/// The short form in which the document sets a spec field, and its long form. A field that is set in both is searched in
-/// the form that the path names.
-pub fn short_field(root: &Node, path: &FieldPath) -> Option<(&'static str, &'static str)> {
-    let has_key = |name: &str| match &root.kind {
-        Kind::Map(entries) => entries.iter().any(|(key, _)| key.text().is_some_and(|text| text == name)),
-        _ => false,
-    };
-    let is_set =
-        |(short, long): &(&str, &'static str)| path.starts_with(&FieldPath::of(long)) && has_key(short);
-    SHORT_FIELDS.into_iter().find(is_set).filter(|_| !has_path(root, path))
-}
-
-/// The path of a spec field that the document has at its top level.
-fn short_path(root: &Node, path: &FieldPath) -> Option<FieldPath> {
-    let (short, long) = short_field(root, path)?;
-    let mut segments = FieldPath::of(short).0;
-    segments.extend(path.0.iter().skip(FieldPath::of(long).0.len()).cloned());
-    Some(FieldPath(segments))
-}
-
-/// Whether a tree has a value at the path.
-fn has_path(root: &Node, path: &FieldPath) -> bool {
-    let mut node = root;
-    for step in &path.0 {
-        let found = match (step, &node.kind) {
-            (PathSegment::Key(name), Kind::Map(entries)) => entries
-                .iter()
-                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
-                .map(|(_, value)| value),
-            (PathSegment::Index(at), Kind::List(items)) => items.get(*at),
-            _ => None,
-        };
-        match found {
-            Some(value) => node = value,
-            None => return false,
-        }
-    }
-    true
-}
-
-/// Span of a path in a tree, or of its nearest existing ancestor.
-pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
-    let short = short_path(root, path);
-    let path = short.as_ref().unwrap_or(path);
-    let mut node = root;
-    let mut span = root.span;
-    for (nth, step) in path.0.iter().enumerate() {
-        let last = nth + 1 == path.0.len();
-        let next = match (step, &node.kind) {
-            (PathSegment::Key(name), Kind::Map(entries)) => entries
-                .iter()
-                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
-                .map(|(key, value)| (key.span, value)),
-            (PathSegment::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
-            _ => None,
-        };
-        let Some((key_span, value)) = next else {
-            return span;
-        };
-        let single = !matches!(value.kind, Kind::List(_) | Kind::Map(_) | Kind::Null);
-        span = if last && single && !key_wanted { value.span } else { key_span };
-        node = value;
-    }
-    span
 }

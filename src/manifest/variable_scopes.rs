@@ -1,6 +1,7 @@
 //! User variables: the values that Defaults, HostGroups and hosts define, by layer, and who may see them.
 //!
-//! The nearest layer with a name wins: the host, its group, then Defaults from the nearest directory outwards. A value may
+//! The first layer with a name wins: overlays from the outermost inwards, the host, its group, then Defaults from the
+//! nearest directory outwards. A value may
 //! use other variables; [`variables`](super::variables) expands them within limits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -21,6 +22,8 @@ pub type VarMap = BTreeMap<String, String>;
 /// Variables in reach of the instances of a process.
 #[derive(Clone, Debug, Default)]
 pub struct VarScope {
+    /// Of overlays, from the outermost inwards.
+    overlays: Vec<Arc<VarMap>>,
     /// Variables of a host and of its group, which win.
     hosts: BTreeMap<HostKey, Vec<Arc<VarMap>>>,
     /// Of Defaults, from the nearest directory outwards.
@@ -31,13 +34,18 @@ pub struct VarScope {
 pub type HostVars = BTreeMap<HostKey, Vec<Arc<VarMap>>>;
 
 impl VarScope {
-    pub fn new(defaults: Vec<Arc<VarMap>>, hosts: HostVars) -> VarScope {
-        VarScope { hosts, defaults }
+    pub fn new(overlays: Vec<Arc<VarMap>>, defaults: Vec<Arc<VarMap>>, hosts: HostVars) -> VarScope {
+        VarScope { overlays, hosts, defaults }
     }
 
     pub fn get(&self, host: &HostKey, name: &str) -> Option<&str> {
         let of_host = self.hosts.get(host).into_iter().flatten();
-        of_host.chain(&self.defaults).find_map(|layer| layer.get(name)).map(String::as_str)
+        self.overlays
+            .iter()
+            .chain(of_host)
+            .chain(&self.defaults)
+            .find_map(|layer| layer.get(name))
+            .map(String::as_str)
     }
 
     /// Whether two hosts may have different values.
@@ -46,7 +54,7 @@ impl VarScope {
     }
 
     fn names(&self) -> BTreeSet<&str> {
-        let layers = self.hosts.values().flatten().chain(&self.defaults);
+        let layers = self.overlays.iter().chain(self.hosts.values().flatten()).chain(&self.defaults);
         layers.flat_map(|layer| layer.keys()).map(String::as_str).collect()
     }
 }
@@ -119,6 +127,9 @@ impl DefaultVars {
                 DeclaredObject::Process(process) => {
                     let hosts = process.hosts.iter().filter_map(|(_, placement)| placement.vars());
                     all.known.extend(hosts.flat_map(|vars| vars.keys()).cloned());
+                }
+                DeclaredObject::Overlay(overlay) => {
+                    all.known.extend(overlay.vars.iter().flat_map(|vars| vars.keys()).cloned());
                 }
                 DeclaredObject::Policy(_) | DeclaredObject::Nothing => {}
             }

@@ -26,6 +26,7 @@ use super::blocking_reader::{BlockingReader, BlockingSource};
 use super::last_good::{ExpectedRoots, LastGood};
 use super::{ChangeSignal, PostProcess, SourceState};
 use crate::malloc;
+use crate::manifest::layers::header::normalize;
 use crate::manifest::{ChangedFile, FileContent, IncrementalLoader, Limits, display_path};
 use crate::model::ManifestRevision;
 
@@ -109,12 +110,20 @@ impl Directory {
 
     fn refresh(&mut self) {
         let missed = self.seen.missed.swap(false, Ordering::SeqCst);
-        if missed || self.watching.roots != roots(&self.paths) {
+        let watched = self.watched_paths();
+        if missed || self.watching.roots != roots(&watched) {
             // The watch comes before the read: no change is lost in between.
-            self.watching = FileWatch::start(&self.paths, self.only_poll, &self.seen);
+            self.watching = FileWatch::start(&watched, self.only_poll, &self.seen);
             self.progress.scanned = None;
         }
         let changed = self.changed_files();
+        let rewatched = self.watched_paths();
+        if rewatched != watched {
+            // The overlays have other bases. They were read before they were watched: another read follows.
+            self.watching = FileWatch::start(&rewatched, self.only_poll, &self.seen);
+            self.progress.scanned = None;
+            self.seen.changed_now();
+        }
         let (again, limits) = (&mut self.again, &self.limits);
         let has_new_stand_ins = std::mem::take(&mut self.progress.has_new_stand_ins);
         if std::mem::replace(&mut self.progress.is_read, true)
@@ -139,6 +148,15 @@ impl Directory {
         self.confirm();
         // Parsing a whole tree used far more memory than its result keeps.
         malloc::give_freed_back();
+    }
+
+    /// The paths, and the bases of their overlays.
+    fn watched_paths(&self) -> Vec<PathBuf> {
+        // An absolute path without `..`, as events have it.
+        let absolute = |path: &PathBuf| {
+            std::path::absolute(path).ok().and_then(|path| normalize(&path)).unwrap_or_else(|| path.clone())
+        };
+        self.paths.iter().cloned().chain(self.again.bases().iter().map(absolute)).collect()
     }
 
     /// Prune is allowed if the read is complete and equals the one a debounce interval ago.
@@ -191,7 +209,8 @@ impl BlockingSource for Directory {
     }
 
     fn poll(&mut self) {
-        if self.watching.poll_changed(&self.paths) {
+        let watched = self.watched_paths();
+        if self.watching.poll_changed(&watched) {
             self.seen.changed_now();
         }
     }

@@ -155,7 +155,7 @@ impl LastGood {
         }
     }
 
-    /// Broken files that were never good and may apply to others (a Policy, Defaults): without them, the desired
+    /// Broken files that were never good and may apply to others (a Policy, Defaults, an Overlay): without them, the desired
     /// state of others is unknown.
     fn broken_binding_files(&self, loaded: &Loaded, bad: &FileSet) -> FileSet {
         let unknown =
@@ -264,7 +264,8 @@ fn binds_others(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim_start().trim_start_matches(['{', '"', '\'', '-', ' ']);
         let value = line.strip_prefix("kind").map(|rest| rest.trim_start_matches(['"', '\'', ':', ' ']));
-        value.is_some_and(|value| value.starts_with("Policy") || value.starts_with("Defaults"))
+        value
+            .is_some_and(|value| ["Policy", "Defaults", "Overlay"].iter().any(|kind| value.starts_with(kind)))
     })
 }
 

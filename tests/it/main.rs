@@ -87,6 +87,8 @@ mod operation_choice;
 mod operation_hooks;
 mod orphans;
 mod other_sources;
+mod overlay_verbs;
+mod overlays;
 mod ownership;
 mod people;
 mod people_gateway;

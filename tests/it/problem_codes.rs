@@ -476,6 +476,7 @@ fn all_codes_have_a_case() {
         include_str!("manifest_loading.rs"),
         include_str!("hostile_manifests.rs"),
         include_str!("last_good.rs"),
+        include_str!("overlays.rs"),
     ];
     let cases = cases.concat();
     let missing: BTreeSet<_> =

@@ -165,6 +165,7 @@ fn example(shape: &Shape) -> Value {
         Shape::Size => json!("10MB"),
         Shape::Number => json!(1.5),
         Shape::Section(section) => whole(section),
+        Shape::Patch => json!({"user": "app"}),
         Shape::List(of) => json!([example(of)]),
         Shape::Map(Shape::Word(words)) => json!({"control.start_cmd": words[0]}),
         Shape::Map(of) => json!({"key": example(of)}),

@@ -203,7 +203,9 @@ fn the_help_lists_verbs_by_group() {
 
 #[test]
 fn every_flag_has_its_variable() {
-    for verb in ["init", "validate", "convert", "explain", "schema", "completions", "man", "version"] {
+    for verb in
+        ["init", "validate", "render", "convert", "explain", "schema", "completions", "man", "version"]
+    {
         let help = stdout(&abide(&[verb, "--help"], &project(), b""));
         // A flag begins a line, and goes on to the next line that begins one.
         let mut flags: Vec<String> = Vec::new();

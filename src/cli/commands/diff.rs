@@ -21,6 +21,9 @@ use crate::reconcile::drifted_files;
 use crate::reconcile::field_differences::{ChangedPart, SecretView, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
+    if let [old, new] = &args.between[..] {
+        return super::diff_between::run(old, new, args, printer);
+    }
     // Exit code 1 means differences, so errors exit with 2.
     let planned = read_and_plan(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::InvalidManifest | Exit::Unreachable | Exit::Forbidden => failure,
@@ -180,7 +183,7 @@ fn difference<'a>(
 }
 
 /// The parts that differ between two specs, compared by canonical values.
-fn fields(old: &Spec, new: &Spec, secrets: &SecretView<'_>) -> Vec<ChangedPart> {
+pub fn fields(old: &Spec, new: &Spec, secrets: &SecretView<'_>) -> Vec<ChangedPart> {
     let pairs = old.values().into_iter().zip(new.values());
     let differ: Vec<Field> =
         pairs.filter(|((_, old), (_, new))| old != new).map(|((field, _), _)| field).collect();
@@ -277,7 +280,7 @@ fn body(difference: &Difference<'_>) -> String {
 }
 
 /// Old and new lines, with changed words highlighted.
-fn lines(title: &str, parts: &[ChangedPart]) -> String {
+pub fn lines(title: &str, parts: &[ChangedPart]) -> String {
     let mut text = if title.is_empty() { String::new() } else { format!("  {BOLD}{title}{BOLD:#}\n") };
     for (field, old, new) in parts {
         let side = |value: &Option<String>| match value {

@@ -7,7 +7,8 @@ use crate::cli::output::print::{BOLD, DIM, Printer};
 use crate::cli::output::table::{Align, pad};
 use crate::cli::word_meanings::{self, WordMeaning};
 use crate::cli::{Exit, Failure};
-use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
+use crate::manifest::check::short_form::SHORT_FIELDS;
+use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue, ValueOrigin};
 use crate::manifest::grammar::{self, Entry, Requirement, Section};
 use crate::manifest::{self, Code, did_you_mean};
 use crate::model::{Effect, Field, ProcessKey, StartMode};
@@ -15,6 +16,9 @@ use crate::reconcile::spec_effects::base_effect;
 
 pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(field) = &args.field else {
+        if !args.paths.is_empty() {
+            return provenance(args, None, printer);
+        }
         printer.styled(&overview());
         return Ok(Exit::Done);
     };
@@ -45,7 +49,7 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
         printer.styled(&explanation(&found));
         return Ok(Exit::Done);
     }
-    provenance(args, &found, printer)
+    provenance(args, Some(&found), printer)
 }
 
 fn unknown(field: &str, meant: Option<String>) -> Failure {
@@ -77,22 +81,30 @@ fn problem(code: Code) -> String {
     format!("{BOLD}{}{BOLD:#}  {:<8} {}\n", code.text(), code.severity().to_string(), code.title())
 }
 
-fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
+fn provenance(args: &ExplainArgs, found: Option<&Explanation>, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
     let only: Option<ProcessKey> = match args.process.as_deref().map(str::parse) {
         None => None,
         Some(Ok(key)) => Some(key),
         Some(Err(error)) => return Err(Failure::new(Exit::Usage, format!("--process: {error}"))),
     };
-    let Some(path) = found.path.strip_prefix("spec.") else {
-        let message = format!("{} is not inherited: only fields of a spec come from Defaults", found.path);
-        return Err(Failure::new(Exit::Usage, message));
+    let path = match found.map(|found| (found, spec_path(&found.path))) {
+        None => None,
+        Some((_, Some(path))) => Some(path),
+        Some((found, None)) => {
+            let message =
+                format!("{} is not inherited: only fields of a spec come from Defaults", found.path);
+            return Err(Failure::new(Exit::Usage, message));
+        }
     };
     let loaded = manifest::load(&args.paths, &limits);
     if loaded.errors() > 0 {
         printer.warning("the manifests have errors; `abide validate` lists them");
     }
-    let all = explain::field_values(&loaded, path, only.as_ref(), &limits);
+    let all = match path {
+        Some(path) => explain::field_values(&loaded, &path, only.as_ref(), &limits),
+        None => explain::every_value(&loaded, only.as_ref(), &limits),
+    };
     if all.is_empty() {
         return Err(Failure::new(Exit::Failed, "the manifests declare no such process"));
     }
@@ -100,10 +112,28 @@ fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Res
     Ok(Exit::Done)
 }
 
+/// The path of a field in the spec. A field of the short form has one, too.
+fn spec_path(path: &str) -> Option<String> {
+    if let Some(path) = path.strip_prefix("spec.") {
+        return Some(path.to_owned());
+    }
+    let (first, rest) = path.split_once('.').map_or((path, ""), |(first, rest)| (first, rest));
+    let (_, long) = SHORT_FIELDS.iter().find(|(short, _)| *short == first)?;
+    let long = long.strip_prefix("spec.").unwrap_or(long);
+    Some(if rest.is_empty() { long.to_owned() } else { format!("{long}.{rest}") })
+}
+
 fn line(given: &FieldValue) -> String {
     let FieldValue { process, path, value } = given;
     let Some(value) = value else { return format!("{process}  {path}: {DIM}unset{DIM:#}\n") };
-    let from = if value.inherited { ", from Defaults" } else { "" };
+    let from = match value.origin {
+        ValueOrigin::Process => "",
+        ValueOrigin::Patch => ", from a patch",
+        ValueOrigin::Defaults => ", from Defaults",
+        ValueOrigin::Overlay => ", from Overlay",
+        ValueOrigin::HostGroup => ", from HostGroup",
+        ValueOrigin::Host => ", from a host",
+    };
     let shown = match &value.shown {
         PrintableValue::Plain(text) => text.clone(),
         PrintableValue::Secret => "(secret)".to_owned(),

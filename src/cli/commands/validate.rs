@@ -1,5 +1,7 @@
 //! `abide validate`: prints all problems of all files.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use tracing::info;
@@ -11,22 +13,58 @@ use crate::contract::ManifestProblem;
 use crate::manifest::{self, Loaded, Problem, Severity};
 
 pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
+    if args.all {
+        return validate_all(args, printer);
+    }
     let begin = Instant::now();
     let loaded = manifest::check(&args.paths, &args.limits.limits());
     let (files, documents) = (loaded.files, loaded.documents.len());
     info!(files, documents, instances = loaded.counts.instances, took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
-    match args.output {
-        ProblemForm::Text => {
-            printer.styled(&loaded.problems.iter().map(|p| print::problem(p) + "\n").collect::<String>())
-        }
-        ProblemForm::Json => printer.data(&json(&loaded.problems)?),
-        ProblemForm::Github => printer.data(&loaded.problems.iter().map(annotation).collect::<String>()),
-    }
+    print_problems(args, &loaded.problems, printer)?;
     printer.info(&summary(&loaded));
     // The process exits next: freeing a large tree would only take time.
     std::mem::forget(loaded);
     Ok(exit)
+}
+
+/// Checks every overlay on its own, then the files that no overlay has.
+fn validate_all(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let limits = args.limits.limits();
+    let (overlays, files) = manifest::overlays(&args.paths, &limits);
+    let (mut problems, mut summaries, mut read) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for overlay in &overlays {
+        let loaded = manifest::check(std::slice::from_ref(overlay), &limits);
+        read.extend(loaded.texts().map(|(name, _, _)| name.to_owned()));
+        summaries.push(format!("{}: {}", manifest::display_path(overlay), summary(&loaded)));
+        problems.extend(loaded.problems);
+    }
+    let is_read = |file: &PathBuf| read.contains(&manifest::display_path(file));
+    let others: Vec<PathBuf> = files.into_iter().filter(|file| !is_read(file)).collect();
+    if !others.is_empty() || overlays.is_empty() {
+        let loaded = manifest::check(&others, &limits);
+        let name = if overlays.is_empty() { String::new() } else { "other files: ".to_owned() };
+        summaries.push(name + &summary(&loaded));
+        problems.extend(loaded.problems);
+    }
+    // A file of a base has the same problem in each of its overlays.
+    problems.sort();
+    problems.dedup();
+    print_problems(args, &problems, printer)?;
+    summaries.iter().for_each(|line| printer.info(line));
+    let is_invalid = problems.iter().any(|problem| problem.severity == Severity::Error);
+    Ok(if is_invalid { Exit::InvalidManifest } else { Exit::Done })
+}
+
+fn print_problems(args: &ValidateArgs, problems: &[Problem], printer: &Printer) -> Result<(), Failure> {
+    match args.output {
+        ProblemForm::Text => {
+            printer.styled(&problems.iter().map(|p| print::problem(p) + "\n").collect::<String>())
+        }
+        ProblemForm::Json => printer.data(&json(problems)?),
+        ProblemForm::Github => printer.data(&problems.iter().map(annotation).collect::<String>()),
+    }
+    Ok(())
 }
 
 pub fn json(problems: &[Problem]) -> Result<String, Failure> {

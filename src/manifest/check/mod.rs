@@ -4,6 +4,7 @@
 //! Checks across documents are in `expand`.
 
 mod hosts;
+mod overlay;
 mod policy;
 pub mod short_form;
 mod spec;
@@ -15,6 +16,7 @@ use std::sync::{Arc, LazyLock};
 
 pub use hosts::{GroupMember, HostGroup, Placement, parse_address};
 use hosts::{group, host_value};
+pub use overlay::{DeclaredOverlay, Patch};
 pub use spec::{require, spec};
 pub use values::ValueChecker;
 
@@ -35,6 +37,7 @@ pub enum DeclaredObject {
     Group(Arc<HostGroup>),
     Defaults(Arc<DefaultValues>),
     Policy(Arc<Policy>),
+    Overlay(Arc<DeclaredOverlay>),
     Nothing,
 }
 
@@ -110,6 +113,7 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
             DeclaredObject::Defaults(Arc::new(DefaultValues { entry: *entry, vars, uses }))
         }
         Some("Policy") => DeclaredObject::Policy(Arc::new(policy::policy(document, &mut values))),
+        Some("Overlay") => DeclaredObject::Overlay(Arc::new(overlay::overlay(document, &mut values))),
         Some(kind) => {
             let hint = match did_you_mean(kind, grammar::KINDS.iter().copied()) {
                 Some(meant) => format!("did you mean {meant}?"),

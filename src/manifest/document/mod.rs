@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 pub use merge::Overlay;
 pub use values::{
-    EnvEntry, HealthValue, HookValue, HostLabels, HostValue, Map, ProtectValue, Real, RestartValue, Scalar,
-    Text, TextOrNumber,
+    BaseValue, EnvEntry, HealthValue, HookValue, HostLabels, HostValue, Map, PatchFields, ProtectValue, Real,
+    RestartValue, Scalar, Text, TextOrNumber,
 };
 
 /// Derives strict deserialization, and serialization of the fields that are set.
@@ -61,8 +61,11 @@ written! {
         sandbox: Box<SandboxEntry>,
         hooks: Box<HooksEntry>,
         spec: Box<SpecEntry>,
-        // Defaults and HostGroup
+        // Defaults, HostGroup and Overlay
         vars: Map<Scalar>,
+        // Overlay
+        base: Box<BaseValue>,
+        patches: Vec<PatchEntry>,
         // Policy
         owner: Text,
         allow: AllowEntry,
@@ -85,6 +88,8 @@ written! {
         labels: HostLabels,
         vars: Map<Scalar>,
     }
+    PatchEntry { #[serde(rename = "match")] target: MatchEntry, patch: PatchFields, optional: bool }
+    MatchEntry { namespace: Text, name: Text, labels: Text }
     RolloutEntry {
         batch: TextOrNumber,
         canary: TextOrNumber,

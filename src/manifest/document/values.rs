@@ -135,6 +135,28 @@ pub enum HookValue {
     Map(HookEntry),
 }
 
+/// The base of an overlay: one path, or several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BaseValue {
+    One(Text),
+    Many(Vec<Text>),
+}
+
+impl BaseValue {
+    pub fn paths(&self) -> &[Text] {
+        match self {
+            BaseValue::One(path) => std::slice::from_ref(path),
+            BaseValue::Many(paths) => paths,
+        }
+    }
+}
+
+/// The fields of a patch, as in a Process. A null removes a field.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PatchFields(pub serde_yaml::Mapping);
+
 /// protect_system: true, or a word.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]

@@ -264,6 +264,9 @@ fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
         DeclaredObject::Group(group) => {
             group.hosts.iter().map(|member| (path(member.entry), &member.host)).collect()
         }
-        DeclaredObject::Defaults(_) | DeclaredObject::Policy(_) | DeclaredObject::Nothing => Vec::new(),
+        DeclaredObject::Defaults(_)
+        | DeclaredObject::Policy(_)
+        | DeclaredObject::Overlay(_)
+        | DeclaredObject::Nothing => Vec::new(),
     }
 }

@@ -121,7 +121,7 @@ pub fn expand(
         };
         let scope = match uses.named.is_empty() {
             true => VarScope::default(),
-            false => VarScope::new(vars.above(document), host_vars),
+            false => VarScope::new(document.layers.vars(), vars.above(document), host_vars),
         };
         variable_scopes::check_uses(key, &uses, &scope, &hosts, &mut |finding| {
             if !defaults.is_known(document, &finding) {

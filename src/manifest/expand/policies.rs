@@ -54,20 +54,19 @@ impl Policies {
         if self.all.is_empty() {
             return Vec::new();
         }
-        let mut over: Vec<usize> = document
-            .scope_dir
-            .ancestors()
-            .filter_map(|dir| self.by_dir.get(dir))
-            .flatten()
-            .copied()
-            .collect();
+        let dirs = document.layers.policy_dirs(&document.scope_dir).into_iter();
+        let mut over: Vec<usize> = dirs.filter_map(|dir| self.by_dir.get(dir)).flatten().copied().collect();
         over.sort_unstable();
         over
     }
 
     /// Policies with `allow` that apply to a document.
     fn strict_for<'a>(&'a self, document: &'a Declaration) -> impl Iterator<Item = &'a (usize, Policy)> {
-        document.scope_dir.ancestors().filter_map(|dir| self.strict.get(dir)).flatten()
+        let dirs = match self.strict.is_empty() {
+            true => Vec::new(),
+            false => document.layers.policy_dirs(&document.scope_dir),
+        };
+        dirs.into_iter().filter_map(|dir| self.strict.get(dir)).flatten()
     }
 }
 

@@ -4,12 +4,15 @@
 //! structs of `document` have the same fields; a test compares the two.
 
 #[rustfmt::skip]
+mod overlay;
+#[rustfmt::skip]
 mod table;
 
 use std::ops::RangeInclusive;
 
 use crate::model::LogRotation;
 
+pub use overlay::OVERLAY;
 pub use table::{DEFAULTS, HOST_GROUP, JOB_BODY, POLICY, PROCESS};
 
 /// A map with known fields.
@@ -60,6 +63,8 @@ pub enum Shape {
     /// A map with user-defined keys.
     Map(&'static Shape),
     OneOf(&'static [Shape]),
+    /// Fields of a Process. A null removes a field.
+    Patch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +131,7 @@ impl Shape {
             Shape::Size => "size such as 10MB or 1GiB, or bytes".into(),
             Shape::Number => "number".into(),
             Shape::Section(_) => "map".into(),
+            Shape::Patch => "map of Process fields".into(),
             Shape::List(of) => format!("list of {}", of.describe()),
             Shape::Map(of) => format!("map of names to {}", of.describe()),
             Shape::OneOf(shapes) => shapes.iter().map(Shape::describe).collect::<Vec<_>>().join(", or "),
@@ -165,7 +171,7 @@ pub const PROTECTIONS: &[&str] = &["delete", "restart", "stop"];
 pub const PAUSES: &[&str] = &["promoted"];
 pub const EFFECTS: &[&str] = &["none", "register", "reload", "restart", "replace"];
 pub const DISRUPTIONS: &[&str] = &["start", "stop", "restart", "reload", "delete"];
-pub const KINDS: &[&str] = &["Process", "HostGroup", "Defaults", "Policy"];
+pub const KINDS: &[&str] = &["Process", "HostGroup", "Defaults", "Policy", "Overlay"];
 pub const API_VERSION: &str = "abide/v1";
 
 /// The section of a kind. An unknown kind is read as a Process, so that its other problems are reported too.
@@ -174,8 +180,17 @@ pub fn section(kind: Option<&str>) -> &'static Section {
         Some("HostGroup") => &HOST_GROUP,
         Some("Defaults") => &DEFAULTS,
         Some("Policy") => &POLICY,
+        Some("Overlay") => &OVERLAY,
         _ => &PROCESS,
     }
+}
+
+/// The fields that a patch may have.
+pub fn patch_fields() -> Vec<&'static str> {
+    let is_allowed = |entry: &&Entry| {
+        entry.need != Requirement::IgnoredInBody && !matches!(entry.name, "kind" | "apiVersion")
+    };
+    PROCESS.entries.iter().filter(is_allowed).map(|entry| entry.name).collect()
 }
 
 /// Whether `written` is the name or an alias of field `name`. Only spec sections have aliases.
@@ -185,4 +200,4 @@ pub fn same_field(written: &str, name: &str) -> bool {
 }
 
 /// All kinds, in display order.
-pub static ALL_KINDS: [&Section; 4] = [&PROCESS, &HOST_GROUP, &DEFAULTS, &POLICY];
+pub static ALL_KINDS: [&Section; 5] = [&PROCESS, &HOST_GROUP, &DEFAULTS, &POLICY, &OVERLAY];

@@ -5,12 +5,12 @@ use super::{Entry, Requirement, Section, Shape, FieldOrigin};
 use super::Requirement::{IgnoredInBody, Optional, Required, RequiredInBody};
 use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, Number, OneOf, Percent, Size, Text, Word};
 
-const fn entry(name: &'static str, shape: Shape, need: Requirement, source: FieldOrigin, meaning: &'static str) -> Entry {
+pub(super) const fn entry(name: &'static str, shape: Shape, need: Requirement, source: FieldOrigin, meaning: &'static str) -> Entry {
     Entry { name, aliases: &[], shape, need, default: None, meaning, source }
 }
 
 impl Entry {
-    const fn with_default(mut self, default: &'static str) -> Entry {
+    pub(super) const fn with_default(mut self, default: &'static str) -> Entry {
         self.default = Some(default);
         self
     }
@@ -21,12 +21,12 @@ impl Entry {
     }
 }
 
-const KIND: Entry = entry("kind", Word(KINDS), Optional, FieldOrigin::Abide, "Kind of object that the document declares.").with_default("Process");
-const VERSION: Entry =
+pub(super) const KIND: Entry = entry("kind", Word(KINDS), Optional, FieldOrigin::Abide, "Kind of object that the document declares.").with_default("Process");
+pub(super) const VERSION: Entry =
     entry("apiVersion", Word(&[API_VERSION]), Optional, FieldOrigin::Abide, "Version of the manifest syntax.").with_default("abide/v1");
 
 /// Variables by name.
-const VARS: Shape = Map(&OneOf(&[Text, Int(i64::MIN..=i64::MAX), Number, Bool]));
+pub(super) const VARS: Shape = Map(&OneOf(&[Text, Int(i64::MIN..=i64::MAX), Number, Bool]));
 
 pub static PROCESS: Section = Section {
     name: "Process",

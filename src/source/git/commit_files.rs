@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::super::SourceError;
 use super::command::GitCommand;
+use super::commit_overlays;
 use super::error::{EmptyCommit, ReadError, RepositoryError};
 use super::tree::{FoundFile, FoundManifests, Tree};
 use crate::manifest::{self, FileContent, Limits, Loaded, Problem, ReplacementText};
@@ -39,22 +40,23 @@ pub fn files(
     };
     let empty = |source| SourceError::Empty { tip: commit.to_owned(), source };
     let name = path.to_string_lossy();
-    let tree = list(program, commit, &name).map_err(cannot)?;
+    let mut tree = list(program, commit, &name).map_err(cannot)?;
     if tree.is_empty() {
         return Err(empty(match name.is_empty() {
             true => EmptyCommit::NoFiles,
             false => EmptyCommit::NoPath(name.into_owned()),
         }));
     }
-    let found = find(program, commit, tree, path).map_err(cannot)?;
+    let found = find(program, commit, &mut tree, path).map_err(cannot)?;
     if found.files.is_empty() && found.problems.is_empty() {
         return Err(empty(EmptyCommit::NoManifests(path_prefix(path))));
     }
+    let found = commit_overlays::with_bases(program, commit, path, found, limits).map_err(cannot)?;
     Ok(read(program, found, &name, limits).map_err(cannot)?)
 }
 
 /// The entries of a commit below a path.
-fn list(program: &GitCommand, commit: &str, path: &str) -> Result<Tree, ReadError> {
+pub fn list(program: &GitCommand, commit: &str, path: &str) -> Result<Tree, ReadError> {
     let mut args = vec!["ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit];
     args.extend((!path.is_empty()).then_some(path));
     let listed = program.local(&args, &[], MAX_LISTING_BYTES)?;
@@ -65,10 +67,10 @@ fn list(program: &GitCommand, commit: &str, path: &str) -> Result<Tree, ReadErro
 }
 
 /// The manifests among the entries. Symlinks are resolved.
-fn find(
+pub fn find(
     program: &GitCommand,
     commit: &str,
-    mut tree: Tree,
+    tree: &mut Tree,
     path: &Path,
 ) -> Result<FoundManifests, ReadError> {
     let links = tree.links().into_iter().filter(|(_, bytes)| *bytes <= MAX_LINK_BYTES);
@@ -119,7 +121,7 @@ fn read(
 }
 
 /// The contents of objects, in the same order.
-fn contents(program: &GitCommand, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, ReadError> {
+pub fn contents(program: &GitCommand, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, ReadError> {
     if objects.is_empty() {
         return Ok(Vec::new());
     }

@@ -12,6 +12,7 @@
 mod address;
 mod command;
 mod commit_files;
+mod commit_overlays;
 mod config;
 pub mod error;
 pub mod poll;

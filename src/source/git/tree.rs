@@ -120,6 +120,17 @@ impl Tree {
         self.entries.get(path).map(|entry| entry.kind == Kind::Folder)
     }
 
+    /// Why a path cannot be the base of an overlay.
+    pub fn why_not_base(&self, path: &Path) -> Option<&'static str> {
+        let kinds = path.ancestors().filter_map(|above| self.entries.get(above)).map(|entry| entry.kind);
+        let is_there = path.as_os_str().is_empty() || self.entries.contains_key(path);
+        match (is_there, kinds.into_iter().any(|kind| kind == Kind::Link)) {
+            (_, true) => Some("is reached through a symbolic link"),
+            (false, false) => Some("does not exist in the commit"),
+            (true, false) => None,
+        }
+    }
+
     /// The manifests below a path of the repository, or the path itself if it is one.
     pub fn find_manifests(&self, root: &Path) -> FoundManifests {
         let mut walk = TreeWalker {

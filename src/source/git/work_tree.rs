@@ -14,7 +14,7 @@ use super::command::GitCommand;
 use super::commit_files::{files, load};
 use super::config::GitConfig;
 use super::poll::mirror;
-use crate::manifest::{Limits, Loaded};
+use crate::manifest::{FileContent, Limits, Loaded};
 
 /// Maximum number of commits searched.
 const MAX_COMMITS_ARG: &str = "-200";
@@ -113,7 +113,11 @@ impl RepositoryPath {
     pub fn history(&self, limits: &Limits, deadline: Instant, mut seen: impl FnMut(&Loaded) -> bool) {
         let path = self.path.to_string_lossy();
         let mut args = vec!["rev-list", MAX_COMMITS_ARG, &self.tip, "--"];
-        args.extend((!path.is_empty()).then_some(&*path));
+        // The bases of an overlay are outside of the path.
+        let is_outside = |file: &FileContent| !Path::new(&file.name).starts_with(&self.path);
+        let has_bases = files(&self.program, &self.tip, &self.path, limits)
+            .is_ok_and(|files| files.files.iter().any(is_outside));
+        args.extend((!path.is_empty() && !has_bases).then_some(&*path));
         let commits = self.git_output(&args).unwrap_or_default();
         for commit in commits.lines() {
             if Instant::now() >= deadline {

@@ -66,11 +66,26 @@ pub enum PlanForm {
 ///
 /// Compares each manifest with the registered spec and with the running process. Hosts with the same differences are
 /// shown once; changed words are highlighted. Exits with 0 without differences, 1 with differences, 65 for invalid
-/// manifests, 69 if the target is unreachable, 77 if the credentials lack a grant, and 2 for other errors.
+/// manifests, 69 if the target is unreachable, 77 if the credentials lack a grant, and 2 for other errors. With --between,
+/// compares two trees of manifests with each other, without a target.
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("paths", |paths| paths.required(false).required_unless_present("between")),
+    after_help = "Examples:\n  abide diff manifests\n  abide diff --between overlays/staging overlays/prod"
+)]
 pub struct DiffArgs {
     #[command(flatten)]
     pub input: InputArgs,
+    /// Compare the manifests of A with those of B, without a target
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["A", "B"],
+        value_delimiter = ':',
+        env = "ABIDE_BETWEEN",
+        conflicts_with = "paths"
+    )]
+    pub between: Vec<PathBuf>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DIFF_OUTPUT", value_name = "FORMAT")]
     pub output: crate::cli::args::PlainForm,
