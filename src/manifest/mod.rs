@@ -18,6 +18,7 @@ pub mod forms;
 pub mod grammar;
 mod incremental;
 pub mod init;
+pub mod inventory;
 pub(crate) mod limits;
 mod locate;
 pub(crate) mod node;
@@ -102,7 +103,16 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 
 /// Like [`load`], for problems and counts only: `desired` stays empty.
 pub fn check(paths: &[PathBuf], limits: &Limits) -> Loaded {
-    load_found(&find::find(paths, limits), limits, &BTreeMap::new(), None, Purpose::Checks)
+    check_with(paths, limits, &BTreeMap::new())
+}
+
+/// Like [`check`], with snapshots of inventories. An inventory without a snapshot is not a problem.
+pub fn check_with(
+    paths: &[PathBuf],
+    limits: &Limits,
+    stand_ins: &BTreeMap<String, ReplacementText>,
+) -> Loaded {
+    load_found(&find::find(paths, limits), limits, stand_ins, None, Purpose::Checks)
 }
 
 /// Like [`load`], with stand-in texts for some files.
@@ -136,7 +146,7 @@ fn load_found(
     let mut candidates: Vec<&find::Candidate> = found.files.iter().chain(&missing).collect();
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
-        Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
+        Loaded { problems: found.problems.clone(), files: found.len(), purpose, ..Loaded::default() };
     let earlier = loader.as_deref();
     let read_file = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
         Some(ReplacementText { text, .. }) => {
@@ -378,7 +388,9 @@ impl Loaded {
                     let file = &self.source(*other).name;
                     message = message.replace(OTHER_LOCATION, &format!("{file}:{}:{}", at.line, at.column));
                 }
-                let private = finding.path.starts_with(&FieldPath::of("spec.env"));
+                // Variables of a host may be secrets.
+                let private =
+                    finding.path.starts_with(&FieldPath::of("spec.env")) || locator.is_snapshot(*document);
                 let fault = SpanProblem {
                     private,
                     ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
@@ -407,6 +419,9 @@ fn parse_slice(
     count: &AtomicUsize,
     limits: &Limits,
 ) -> Result<Vec<CheckedDocument>, SpanProblem> {
+    if let Some(snapshot) = inventory::parse_source(source) {
+        return snapshot;
+    }
     let reads = read::slice(source, &source.slices[slice], limits)?;
     let checked = |read: read::ParsedDocument| {
         let (declared, mut findings) = match read.document {

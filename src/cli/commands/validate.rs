@@ -5,14 +5,16 @@ use std::time::Instant;
 use tracing::info;
 
 use crate::cli::args::{ProblemForm, ValidateArgs};
+use crate::cli::inventories;
 use crate::cli::output::print::{self, Printer, count};
+use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::contract::ManifestProblem;
 use crate::manifest::{self, Loaded, Problem, Severity};
 
 pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     let begin = Instant::now();
-    let loaded = manifest::check(&args.paths, &args.limits.limits());
+    let loaded = load(args, printer)?;
     let (files, documents) = (loaded.files, loaded.documents.len());
     info!(files, documents, instances = loaded.counts.instances, took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
@@ -27,6 +29,26 @@ pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     // The process exits next: freeing a large tree would only take time.
     std::mem::forget(loaded);
     Ok(exit)
+}
+
+/// Checks the manifests. Without --inventories, the hosts of inventories are not known, which is not a problem.
+fn load(args: &ValidateArgs, printer: &Printer) -> Result<Loaded, Failure> {
+    let limits = args.limits.limits();
+    let loaded = manifest::check(&args.paths, &limits);
+    let unread = loaded.unread_inventories();
+    if unread.is_empty() {
+        return Ok(loaded);
+    }
+    if args.inventories {
+        let target = TargetArgs { config: args.config.clone(), ..TargetArgs::local() };
+        let resolved = inventories::read_without_state(&unread, &target, printer)?;
+        return Ok(manifest::check_with(&args.paths, &limits, &resolved.stand_ins()));
+    }
+    for name in &unread {
+        let message = format!("inventory {name:?} was not read, so its hosts are not checked");
+        printer.info(&format!("{message}: --inventories reads it"));
+    }
+    Ok(loaded)
 }
 
 pub fn json(problems: &[Problem]) -> Result<String, Failure> {

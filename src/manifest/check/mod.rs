@@ -13,13 +13,14 @@ mod values;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-pub use hosts::{GroupMember, HostGroup, Placement, parse_address};
+pub use hosts::{GroupMember, HostGroup, InventorySelection, LabelList, Placement, parse_address};
 use hosts::{group, host_value};
 pub use spec::{require, spec};
 pub use values::ValueChecker;
 
 use super::document::{Document, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};
+use super::inventory::InventoryHosts;
 use super::problem::{Code, FieldPath, PathProblem, did_you_mean};
 use super::variable_scopes::{self, VarMap};
 use super::variables::VariableUse;
@@ -35,6 +36,8 @@ pub enum DeclaredObject {
     Group(Arc<HostGroup>),
     Defaults(Arc<DefaultValues>),
     Policy(Arc<Policy>),
+    /// The hosts of an inventory, from a snapshot.
+    Inventory(Arc<InventoryHosts>),
     Nothing,
 }
 

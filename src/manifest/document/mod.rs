@@ -63,6 +63,8 @@ written! {
         spec: Box<SpecEntry>,
         // Defaults and HostGroup
         vars: Map<Scalar>,
+        // HostGroup
+        from: FromEntry,
         // Policy
         owner: Text,
         allow: AllowEntry,
@@ -85,6 +87,7 @@ written! {
         labels: HostLabels,
         vars: Map<Scalar>,
     }
+    FromEntry { inventory: Text, select: Text }
     RolloutEntry {
         batch: TextOrNumber,
         canary: TextOrNumber,
