@@ -22,6 +22,7 @@
 //! - [`manifest`]: parsing, validation and expansion of manifests to [`Desired`](model::Desired), and every error with its
 //!   source location.
 //! - [`import`]: files of other supervisors and request bodies of GSE and JOB to manifests, and back.
+//! - [`inventory`]: hosts from files, commands, HTTP endpoints, Ansible and a CMDB; their last good versions.
 //! - [`reconcile`]: the planner: a pure function to a plan of ordered steps and held changes, each with its reasons.
 //! - [`gse`]: wire formats of GSE and JOB: requests, responses, codes, keys.
 //! - [`agent_protocol`]: messages between a gateway and its agents.
@@ -81,6 +82,7 @@ pub mod gse;
 pub mod http;
 mod ids;
 pub mod import;
+pub mod inventory;
 mod malloc;
 pub mod manifest;
 mod metrics;

@@ -139,6 +139,7 @@ pub enum Verb {
     Audit(Box<super::commands::audit::AuditArgs>),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
+    Inventory(super::commands::inventory::InventoryVerbArgs),
     Notify(super::commands::notify::NotifyVerbArgs),
     Convert(ConvertArgs),
     Explain(ExplainArgs),
@@ -183,6 +184,13 @@ pub struct ValidateArgs {
     /// Check every overlay below the paths, and the files that no overlay has
     #[arg(long, env = "ABIDE_VALIDATE_ALL", value_parser = parse_switch)]
     pub all: bool,
+    /// Read the inventories that host groups name, and check their hosts
+    #[arg(long, env = "ABIDE_INVENTORIES", value_parser = parse_switch)]
+    pub inventories: bool,
+    /// With --inventories: config file [default: ./abide.yaml (see `abide config trust`), then
+    /// ~/.config/abide/config.yaml]
+    #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: LimitArgs,
 }

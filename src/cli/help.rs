@@ -11,7 +11,7 @@ use super::args::Args;
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Write manifests", &["init", "validate", "render", "explain", "schema"]),
     ("Plan and apply", &["plan", "diff", "apply", "watch", "rollback", "rollout"]),
-    ("Inspect", &["status", "get", "describe", "why", "logs", "history"]),
+    ("Inspect", &["status", "get", "describe", "why", "logs", "history", "inventory"]),
     (
         "Operate",
         &[

@@ -8,6 +8,7 @@ mod declared_names;
 mod fleet_ca;
 mod help;
 mod instance_details;
+mod inventories;
 mod key_file;
 mod local;
 mod output;
@@ -29,8 +30,8 @@ use self::args::{Args, Verb};
 use self::commands::manual::{operate, pause, release};
 use self::commands::{
     access, agent, apply, audit, completions, config, convert, describe, diff, doctor, down, explain, export,
-    get, history, host, import, init, lease, logs, man, notify, plan, rollback, rollout, schema, serve,
-    status, token, up, validate, version, watch, why,
+    get, history, host, import, init, inventory, lease, logs, man, notify, plan, rollback, rollout, schema,
+    serve, status, token, up, validate, version, watch, why,
 };
 use self::commands::{own, render, unprotect};
 use self::output::print::Printer;
@@ -215,6 +216,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Audit(args) => audit::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
+        Verb::Inventory(args) => inventory::run(&args, printer),
         Verb::Notify(args) => notify::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),

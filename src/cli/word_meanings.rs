@@ -232,6 +232,11 @@ fn refusals() -> Vec<WordMeaning> {
             "Check the path; `state: absent` removes processes on purpose.",
         ),
         refused(
+            "InventoryUnknown",
+            "An inventory could not be read, or has no hosts, and no earlier read of it is stored.",
+            "`abide inventory show NAME` shows the cause; `inventories` in the config file defines it.",
+        ),
+        refused(
             "OtherController",
             "A running watch of the same owner would undo the change.",
             "Commit the change to its source, stop that watch, or --force.",

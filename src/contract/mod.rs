@@ -19,6 +19,7 @@ mod history;
 mod hold;
 mod host;
 mod instance_history;
+mod inventory;
 mod lease;
 mod log;
 mod plan;
@@ -56,6 +57,7 @@ pub use history::{HistoryEntry, HistoryStep, InstanceChange, OperationCounts, St
 pub use hold::{HoldDetails, HoldEntry, HoldRow, PauseEntry, PauseRequest, Paused, Resumed, ResumedScope};
 pub use host::HostEntry;
 pub use instance_history::{ExitDetails, ProbeDetails, RunDetails};
+pub use inventory::{AcceptedInventory, InventoryHostRow, InventoryRow};
 pub use lease::{LeaseHolderRow, LeaseReset, LeaseRow};
 pub use log::LogLine;
 pub use plan::{

@@ -119,6 +119,9 @@ pub struct PlanFlags {
     pub prune: bool,
     pub adopt: bool,
     pub accept_source: bool,
+    /// Inventories that may lose any number of hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept_shrink: Vec<String>,
     pub max_delete: Option<String>,
     pub max_restart: Option<String>,
     pub override_holds: bool,

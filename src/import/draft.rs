@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::ImportContext;
 use super::words::{absolute_path, join_path};
+use super::{ImportContext, LOG_DIR, RUN_DIR};
 use crate::manifest::document::{
     ControlEntry, Document, EnvEntry, HookValue, HooksEntry, HostEntry, HostValue, IdentityEntry, JobEntry,
     Map, Meta, MonitorEntry, ResourceEntry, SandboxEntry, SpecEntry, Text, TextOrNumber,
@@ -147,19 +147,22 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Impo
         Text(join_path(&super::words::escaped(folder), &format!("{}/{own}.{end}", terms.namespace)))
     };
     let user = identity.user.as_deref().filter(|user| !["root", "0"].contains(user));
-    let generated = [
-        identity.pid_path.is_none().then_some(&terms.run_dir),
-        (draft.log == Log::Unspecified).then_some(&terms.log_dir),
-    ];
-    for folder in generated.into_iter().flatten() {
+    // The agent has files of its own for a process that it starts in the foreground.
+    let is_daemon = control.start_mode.as_deref() != Some("foreground");
+    let folder = |chosen: &Option<String>, default: &'static str| {
+        chosen.clone().or_else(|| is_daemon.then(|| default.to_owned()))
+    };
+    let run_dir = folder(&terms.run_dir, RUN_DIR).filter(|_| identity.pid_path.is_none());
+    let log_dir = folder(&terms.log_dir, LOG_DIR).filter(|_| draft.log == Log::Unspecified);
+    for folder in [&run_dir, &log_dir].into_iter().flatten() {
         let folder = join_path(folder, terms.namespace.as_str());
         reader.folders.entry(folder).or_default().extend(user.map(str::to_owned));
     }
-    identity.pid_path.get_or_insert_with(|| under(&terms.run_dir, "pid"));
+    identity.pid_path = identity.pid_path.take().or_else(|| Some(under(run_dir.as_ref()?, "pid")));
     identity.setup_path.get_or_insert_with(|| "/".into());
     identity.value_key = Some(Text(format!("{}/{own}", terms.namespace)));
     identity.log_path = match draft.log {
-        Log::Unspecified => Some(under(&terms.log_dir, "log")),
+        Log::Unspecified => log_dir.as_ref().map(|folder| under(folder, "log")),
         Log::Discard => None,
         Log::File(path) => Some(Text(absolute_path(&path, identity.setup_path.as_deref().unwrap_or("/")))),
     };

@@ -19,9 +19,9 @@ pub struct CsvHost {
     entry: HostEntry,
 }
 
-/// Meaning of a column.
+/// Meaning of a column in a list of hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Column {
+pub enum HostColumn {
     Ip,
     Cloud,
     Supplier,
@@ -32,34 +32,36 @@ enum Column {
     Label(String),
 }
 
-impl Column {
-    fn of(title: &str) -> Column {
+impl HostColumn {
+    pub fn of(title: &str) -> HostColumn {
         match title.to_ascii_lowercase().replace([' ', '-'], "_").as_str() {
-            "ip" | "address" | "inner_ip" | "bk_host_innerip" | "host_ip" | "ip_address" => Column::Ip,
-            "cloud" | "cloud_id" | "bk_cloud_id" => Column::Cloud,
-            "supplier" | "supplier_id" | "bk_supplier_id" => Column::Supplier,
-            "agent" | "agent_id" | "bk_agent_id" => Column::Agent,
-            "group" | "host_group" | "hostgroup" => Column::Group,
-            "labels" => Column::Labels,
-            _ => Column::Label(title.to_owned()),
+            "ip" | "address" | "inner_ip" | "bk_host_innerip" | "host_ip" | "ip_address" => HostColumn::Ip,
+            "cloud" | "cloud_id" | "bk_cloud_id" => HostColumn::Cloud,
+            "supplier" | "supplier_id" | "bk_supplier_id" => HostColumn::Supplier,
+            "agent" | "agent_id" | "bk_agent_id" => HostColumn::Agent,
+            "group" | "host_group" | "hostgroup" => HostColumn::Group,
+            "labels" => HostColumn::Labels,
+            _ => HostColumn::Label(title.to_owned()),
         }
+    }
+
+    /// The separator of a file with this header.
+    pub fn separator(header: &str) -> char {
+        [',', ';', '\t'].into_iter().find(|c| header.contains(*c)).unwrap_or(',')
     }
 }
 
 /// Whether a line is the header of a hosts file.
 pub fn is_header(line: &str) -> bool {
-    let mut titles = line.split(separator(line)).map(|title| title.trim().trim_matches('"'));
-    titles.any(|title| matches!(Column::of(title), Column::Ip | Column::Agent))
-}
-
-fn separator(line: &str) -> char {
-    [',', ';', '\t'].into_iter().find(|c| line.contains(*c)).unwrap_or(',')
+    let mut titles = line.split(HostColumn::separator(line)).map(|title| title.trim().trim_matches('"'));
+    titles.any(|title| matches!(HostColumn::of(title), HostColumn::Ip | HostColumn::Agent))
 }
 
 pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
     let text = file.source.text.clone();
-    let header = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let records = match records(&text, separator(header)) {
+    let is_record = |line: &&str| !line.trim().is_empty() && !line.starts_with('#');
+    let header = text.lines().find(is_record).unwrap_or_default();
+    let records = match records(&text, HostColumn::separator(header)) {
         Ok(records) => records,
         Err(line) => {
             file.reject(line, "a quote is not closed", "\"such as this\"");
@@ -68,8 +70,8 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
     };
     let mut records = records.into_iter();
     let Some((line, titles)) = records.next() else { return Vec::new() };
-    let columns: Vec<Column> = titles.iter().map(|title| Column::of(title)).collect();
-    if !columns.contains(&Column::Ip) && !columns.contains(&Column::Agent) {
+    let columns: Vec<HostColumn> = titles.iter().map(|title| HostColumn::of(title)).collect();
+    if !columns.contains(&HostColumn::Ip) && !columns.contains(&HostColumn::Agent) {
         file.reject(
             line,
             "the header has no column for hosts",
@@ -77,7 +79,7 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
         );
         return Vec::new();
     }
-    if columns.contains(&Column::Ip) && !columns.contains(&Column::Cloud) {
+    if columns.contains(&HostColumn::Ip) && !columns.contains(&HostColumn::Cloud) {
         file.note(line, "cloud", "the column is missing: all hosts are assumed to be in cloud area 0");
     }
     for (at, title) in titles.iter().enumerate() {
@@ -85,7 +87,7 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
             file.reject(line, format!("column {title:?} occurs twice"), "keep one of them");
             return Vec::new();
         }
-        if matches!(&columns[at], Column::Label(name) if name.is_empty() || name.starts_with("abide_") || name.len() > 253)
+        if matches!(&columns[at], HostColumn::Label(name) if name.is_empty() || name.starts_with("abide_") || name.len() > 253)
         {
             file.note(line, title, "not a valid label name; the column is ignored");
         }
@@ -111,16 +113,16 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
 
 /// Parses a line into group, host key and manifest entry.
 fn parse_host(
-    columns: &[Column],
+    columns: &[HostColumn],
     cells: &[String],
     line: u32,
     file: &mut FileReader<'_, '_>,
 ) -> Option<(Option<String>, HostKey, HostEntry)> {
-    let cell = |column: &Column| {
+    let cell = |column: &HostColumn| {
         let at = columns.iter().position(|one| one == column)?;
         cells.get(at).map(|text| text.trim()).filter(|text| !text.is_empty())
     };
-    let mut id = |column: &Column, what: &str| match cell(column).map(str::parse::<u32>) {
+    let mut id = |column: &HostColumn, what: &str| match cell(column).map(str::parse::<u32>) {
         None => Some(None),
         Some(Ok(id)) => Some(Some(i64::from(id))),
         Some(Err(_)) => {
@@ -128,8 +130,8 @@ fn parse_host(
             None
         }
     };
-    let (cloud, supplier) = (id(&Column::Cloud, "cloud area")?, id(&Column::Supplier, "supplier")?);
-    let agent = match cell(&Column::Agent).map(str::parse::<AgentId>) {
+    let (cloud, supplier) = (id(&HostColumn::Cloud, "cloud area")?, id(&HostColumn::Supplier, "supplier")?);
+    let agent = match cell(&HostColumn::Agent).map(str::parse::<AgentId>) {
         None => None,
         Some(Ok(agent)) => Some(agent),
         Some(Err(error)) => {
@@ -141,7 +143,7 @@ fn parse_host(
             return None;
         }
     };
-    let key = match (cell(&Column::Ip).map(str::parse::<IpAddr>), &agent) {
+    let key = match (cell(&HostColumn::Ip).map(str::parse::<IpAddr>), &agent) {
         (Some(Ok(ip)), _) => HostKey::Address { cloud: u64::try_from(cloud.unwrap_or(0)).unwrap_or(0), ip },
         (Some(Err(_)), _) => {
             file.reject(line, "not an IP address", "such as 10.0.0.1; host names are not resolved");
@@ -157,10 +159,10 @@ fn parse_host(
     for (column, value) in columns.iter().zip(cells) {
         let value = value.trim();
         match column {
-            Column::Label(name) if !value.is_empty() => {
+            HostColumn::Label(name) if !value.is_empty() => {
                 labels.insert(name.clone(), value.to_owned());
             }
-            Column::Labels => {
+            HostColumn::Labels => {
                 for pair in value.split([';', ',']).map(str::trim).filter(|pair| !pair.is_empty()) {
                     match pair.split_once('=') {
                         Some((name, value)) => labels.insert(name.trim().to_owned(), value.trim().to_owned()),
@@ -168,12 +170,12 @@ fn parse_host(
                     };
                 }
             }
-            Column::Ip
-            | Column::Cloud
-            | Column::Supplier
-            | Column::Agent
-            | Column::Group
-            | Column::Label(_) => {}
+            HostColumn::Ip
+            | HostColumn::Cloud
+            | HostColumn::Supplier
+            | HostColumn::Agent
+            | HostColumn::Group
+            | HostColumn::Label(_) => {}
         }
     }
     labels.retain(|name, _| !name.is_empty() && !name.starts_with("abide_") && name.len() <= 253);
@@ -185,7 +187,7 @@ fn parse_host(
         labels: (!labels.is_empty()).then_some(HostLabels::Have(Map(labels))),
         ..host(&key)
     };
-    Some((cell(&Column::Group).map(str::to_owned), key, entry))
+    Some((cell(&HostColumn::Group).map(str::to_owned), key, entry))
 }
 
 /// Collects lines into groups, each host once. Two files may add to one group.

@@ -1,11 +1,14 @@
-//! Import of other supervisors' files: supervisord ini, systemd units and timers, pm2 processes, and CSV lists of hosts.
+//! Import of other supervisors' files: supervisord ini, systemd units and timers, pm2 processes, crontabs, inventories of
+//! Ansible, and CSV lists of hosts.
 //!
 //! Guarantees: output is deterministic. Every setting becomes part of a manifest or of a [`Note`]. An unreadable setting is
 //! a located problem, and then no manifest is written. The import does not inspect this machine: a value that depends on
 //! the supervisor's environment is noted, not guessed.
 
+pub mod ansible;
 mod calendar;
 pub mod convert;
+mod crontab;
 mod draft;
 mod hosts;
 mod ini;
@@ -17,6 +20,8 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
+
+pub use self::hosts::{HostColumn, is_header as is_hosts_header};
 
 use self::draft::Draft;
 use crate::manifest::document::Document;
@@ -33,10 +38,24 @@ pub enum Kind {
     Systemd,
     Pm2,
     Csv,
+    /// An inventory of Ansible.
+    Ansible,
+    /// A crontab of one user.
+    Crontab,
+    /// A crontab with a column for the user, such as /etc/crontab.
+    SystemCrontab,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Supervisord, Kind::Systemd, Kind::Pm2, Kind::Csv];
+    pub const ALL: [Kind; 7] = [
+        Kind::Supervisord,
+        Kind::Systemd,
+        Kind::Pm2,
+        Kind::Csv,
+        Kind::Ansible,
+        Kind::Crontab,
+        Kind::SystemCrontab,
+    ];
 
     pub fn word(self) -> &'static str {
         match self {
@@ -44,9 +63,16 @@ impl Kind {
             Kind::Systemd => "systemd",
             Kind::Pm2 => "pm2",
             Kind::Csv => "csv",
+            Kind::Ansible => "ansible",
+            Kind::Crontab => "crontab",
+            Kind::SystemCrontab => "system-crontab",
         }
     }
 }
+
+/// Directories of daemons, which write their own pid and log files.
+pub const RUN_DIR: &str = "/run/abide";
+pub const LOG_DIR: &str = "/var/log/abide";
 
 /// Options of an import that no file contains.
 #[derive(Clone, Debug)]
@@ -55,10 +81,10 @@ pub struct ImportOptions {
     pub from: Option<Kind>,
     pub namespace: Name,
     pub hosts: Vec<HostKey>,
-    /// Directory for generated pid paths.
-    pub run_dir: String,
-    /// Directory for generated log paths.
-    pub log_dir: String,
+    /// Directory for generated pid paths. `None`: the agent's own folder, and [`RUN_DIR`] for daemons.
+    pub run_dir: Option<String>,
+    /// Directory for generated log paths. `None`: the agent's own folder, and [`LOG_DIR`] for daemons.
+    pub log_dir: Option<String>,
 }
 
 /// A file's text and directory.
@@ -126,7 +152,7 @@ pub fn import(
 ) -> Result<ImportResult, Vec<Problem>> {
     let mut reader =
         ImportContext { terms, limits, notes: Vec::new(), folders: BTreeMap::new(), problems: Vec::new() };
-    let (mut drafts, mut timers, mut listed) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut drafts, mut timers, mut listed, mut groups) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for input in files {
         let kind = match terms.from.or_else(|| kind_of(&input.name, &input.text)) {
             Some(kind) => kind,
@@ -147,7 +173,7 @@ pub fn import(
             file.reject(
                 1,
                 "the file is empty",
-                "pass a file of supervisord, systemd or pm2, or a CSV of hosts",
+                "pass a file of supervisord, systemd, pm2, cron or Ansible, or a CSV of hosts",
             );
             continue;
         }
@@ -160,10 +186,14 @@ pub fn import(
             },
             Kind::Pm2 => drafts.extend(pm2::read(&mut file)),
             Kind::Csv => listed.extend(hosts::read(&mut file)),
+            Kind::Ansible => groups.extend(ansible::read(&mut file)),
+            Kind::Crontab => drafts.extend(crontab::read(&mut file, false)),
+            Kind::SystemCrontab => drafts.extend(crontab::read(&mut file, true)),
         }
     }
     systemd::schedule(&mut drafts, timers, &mut reader);
     let mut documents = hosts::documents(listed, &mut reader);
+    documents.append(&mut groups);
     documents.extend(draft::documents(drafts, &mut reader));
     let ImportContext { mut notes, folders, mut problems, .. } = reader;
     if documents.is_empty() && problems.is_empty() {
@@ -241,7 +271,9 @@ fn unknown_format(input: &ImportFile) -> Problem {
             "the file is a program that only pm2 can evaluate",
             "start it with pm2, then run `pm2 jlist | abide import -`",
         ),
-        _ => ("unknown file format", "pass --from supervisord|systemd|pm2|csv"),
+        _ => {
+            ("unknown file format", "pass --from supervisord|systemd|pm2|csv|ansible|crontab|system-crontab")
+        }
     };
     Problem::of_file(input.name.clone(), Code::UnknownKind, message.to_owned(), Some(hint.to_owned()))
 }
@@ -256,6 +288,9 @@ fn kind_of(name: &str, text: &str) -> Option<Kind> {
         "js" | "cjs" | "mjs" | "ts" => return None,
         _ => {}
     }
+    if crontab::has_user_column(name) {
+        return Some(Kind::SystemCrontab);
+    }
     let heads = text.lines().map(str::trim).filter(|line| line.starts_with('[') && line.ends_with(']'));
     for head in heads {
         match head {
@@ -263,13 +298,18 @@ fn kind_of(name: &str, text: &str) -> Option<Kind> {
             _ if supervisord::SECTIONS.iter().any(|section| head.starts_with(&format!("[{section}"))) => {
                 return Some(Kind::Supervisord);
             }
+            _ if head.ends_with(":children]") || head.ends_with(":vars]") => return Some(Kind::Ansible),
             _ => {}
         }
     }
-    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))?;
+    let is_content = |line: &&str| !line.is_empty() && !line.starts_with('#') && *line != "---";
+    let first = text.lines().map(str::trim).find(is_content)?;
     match first {
+        // A section `[web]` of an inventory begins like a list in JSON.
+        _ if first == "all:" || text.contains("ansible_host=") => Some(Kind::Ansible),
         _ if first.starts_with(['{', '[']) || first.starts_with("apps:") => Some(Kind::Pm2),
         _ if hosts::is_header(first) => Some(Kind::Csv),
+        _ if crontab::is_crontab(text) => Some(Kind::Crontab),
         _ => None,
     }
 }
@@ -294,6 +334,11 @@ mod tests {
             ("hosts.csv", "anything", Some(Kind::Csv)),
             ("ecosystem.config.js", "module.exports = {apps: []}", None),
             ("notes.txt", "buy milk, ip telephone\n", None),
+            ("hosts", "[web]\na ansible_host=10.0.0.1\n", Some(Kind::Ansible)),
+            ("hosts", "[web]\n10.0.0.1\n[eu:children]\nweb\n", Some(Kind::Ansible)),
+            ("hosts.yml", "---\nall:\n  hosts: {}\n", Some(Kind::Ansible)),
+            ("<stdin>", "# m h\nMAILTO=x\n*/5 * * * * /bin/true\n", Some(Kind::Crontab)),
+            ("/etc/cron.d/php", "", Some(Kind::SystemCrontab)),
         ] {
             assert_eq!(kind_of(name, text), kind, "{name}: {text}");
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use self::bases::PendingBases;
 pub use self::bases::overlays;
+use super::inventory;
 use super::layers::header::is_overlay_file;
 use super::limits::Limits;
 use super::problem::{Code, Problem};
@@ -142,6 +143,11 @@ pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) 
 }
 
 impl FoundFiles {
+    /// Number of files. Snapshots of inventories do not count.
+    pub fn len(&self) -> usize {
+        self.files.iter().filter(|file| inventory::name_of_file(&file.name).is_none()).count()
+    }
+
     /// Candidates for stand-ins of files that were not found.
     pub fn missing_stand_ins(&self, stand_ins: &BTreeMap<String, ReplacementText>) -> Vec<Candidate> {
         let is_seen = |name: &str| self.files.binary_search_by(|file| (*file.name).cmp(name)).is_ok();

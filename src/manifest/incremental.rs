@@ -15,6 +15,7 @@ use std::sync::Arc;
 use super::expand::Context;
 use super::expand::Purpose;
 use super::find::{self, Candidate, FileContent, FileStamp, FoundFiles, ReplacementText};
+use super::inventory;
 use super::layers::LayerSet;
 use super::layers::header::{is_overlay_file, normalize};
 use super::parse::ParsedSlices;
@@ -182,7 +183,9 @@ impl IncrementalLoader {
         let found = std::mem::take(&mut self.found);
         let mut loaded = load_found(&found, limits, stand_ins, Some(self), Purpose::Instances);
         self.found = found;
-        let is_good = stand_ins.is_empty() && loaded.errors() == 0;
+        // A snapshot of an inventory replaces no file.
+        let is_snapshot = |name: &String| inventory::name_of_file(name).is_some();
+        let is_good = stand_ins.keys().all(is_snapshot) && loaded.errors() == 0;
         self.context = loaded.context.take().filter(|_| is_good);
         self.problems.clone_from(&loaded.problems);
         loaded

@@ -72,6 +72,9 @@ impl<'a> Locator<'a> {
 
     pub fn span(&mut self, document: usize, path: &FieldPath, at: PathPart) -> Span {
         let (line, column) = self.loaded.documents[document].begin;
+        if self.is_snapshot(document) {
+            return Span::at(path.first_index().map_or(line, |at| at as u32), 1);
+        }
         match self.node(document) {
             Some(node) => locate(node, path, at == PathPart::Key),
             // The event parser rejects some input that the YAML crate accepts; the document's start is still correct.
@@ -102,7 +105,15 @@ impl<'a> Locator<'a> {
 
     /// The short form in which the document sets the field, and its long form.
     pub fn short_field(&mut self, document: usize, path: &FieldPath) -> Option<(&'static str, &'static str)> {
+        if self.is_snapshot(document) {
+            return None;
+        }
         short_field(self.node(document)?, path)
+    }
+
+    /// Whether a document is a snapshot of an inventory, where `hosts[N]` is line N.
+    pub fn is_snapshot(&self, document: usize) -> bool {
+        matches!(self.loaded.documents[document].declared, DeclaredObject::Inventory(_))
     }
 
     /// The tree of a document.

@@ -18,6 +18,7 @@ pub mod forms;
 pub mod grammar;
 mod incremental;
 pub mod init;
+pub mod inventory;
 pub(crate) mod layers;
 pub(crate) mod limits;
 pub(crate) mod locate;
@@ -115,7 +116,16 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 
 /// Like [`load`], for problems and counts only: `desired` stays empty.
 pub fn check(paths: &[PathBuf], limits: &Limits) -> Loaded {
-    load_found(&find::find(paths, limits), limits, &BTreeMap::new(), None, Purpose::Checks)
+    check_with(paths, limits, &BTreeMap::new())
+}
+
+/// Like [`check`], with snapshots of inventories. An inventory without a snapshot is not a problem.
+pub fn check_with(
+    paths: &[PathBuf],
+    limits: &Limits,
+    stand_ins: &BTreeMap<String, ReplacementText>,
+) -> Loaded {
+    load_found(&find::find(paths, limits), limits, stand_ins, None, Purpose::Checks)
 }
 
 /// Like [`load`], with stand-in texts for some files.
@@ -149,7 +159,7 @@ fn load_found(
     let mut candidates: Vec<&find::Candidate> = found.files.iter().chain(&missing).collect();
     candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
-        Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
+        Loaded { problems: found.problems.clone(), files: found.len(), purpose, ..Loaded::default() };
     let (files, known) = loaded.read_files(&candidates, limits, stand_ins, loader.as_deref());
     loaded.scope_dirs = files.iter().map(|file| file.scope_dir.clone()).collect();
     loaded.layers.resolve(&loaded.sources, &loaded.scope_dirs, limits);
@@ -451,7 +461,9 @@ impl Loaded {
                     let place = format!("{}:{}:{}", self.sources[source].name, span.line, span.column);
                     message = message.replace(OTHER_LOCATION, &place);
                 }
-                let private = finding.path.starts_with(&FieldPath::of("spec.env"));
+                // Variables of a host may be secrets.
+                let private =
+                    finding.path.starts_with(&FieldPath::of("spec.env")) || locator.is_snapshot(*document);
                 let fault = SpanProblem {
                     private,
                     ..SpanProblem::new(finding.code, span, message, finding.hint.clone())

@@ -7,7 +7,7 @@ use super::check::{self, DeclaredObject};
 use super::layers::{AppliedPatches, LayerSet, PatchBudget};
 use super::problem::{Code, FieldPath, MAX_PER_FILE, PathProblem, SpanProblem};
 use super::text::{self, SourceText};
-use super::{Limits, read};
+use super::{Limits, inventory, read};
 
 /// Checked documents of one slice, or the syntax error.
 pub type ParsedSlice = Result<Vec<CheckedDocument>, SpanProblem>;
@@ -44,6 +44,9 @@ pub fn parse_slice(
     limits: &Limits,
     patching: Patching<'_>,
 ) -> ParsedSlice {
+    if let Some(snapshot) = inventory::parse_source(source) {
+        return snapshot;
+    }
     let reads = read::slice(source, &source.slices[slice], limits)?;
     let checked = |read: read::ParsedDocument| {
         let (declared, mut findings, applied) = match read.document {

@@ -85,6 +85,8 @@ codes! {
     DefaultsConflict = "E0408" Error "two Defaults of one directory disagree",
     SameName = "E0409" Error "two groups or policies with one name",
     HostConflict = "E0410" Error "one host described in two ways",
+    InventoryUnknown = "E0411" Error "an inventory whose hosts are not known",
+    InventoryFailed = "E0412" Error "an inventory that cannot be read, is empty, or lost too many hosts",
     // Overlays
     BadBase = "E0421" Error "a base that does not exist, is outside of the tree, or is named twice",
     BaseCycle = "E0422" Error "overlays that are bases of each other",
@@ -136,6 +138,7 @@ impl Code {
                 | Code::DefaultsConflict
                 | Code::SameName
                 | Code::HostConflict
+                | Code::InventoryUnknown
                 | Code::DependsOnDown
                 | Code::BadVariable
                 | Code::VariableCycle
@@ -347,6 +350,14 @@ impl FieldPath {
         let mut segments = self.0.clone();
         segments.push(segment);
         FieldPath(segments)
+    }
+
+    /// The first index of a list.
+    pub fn first_index(&self) -> Option<usize> {
+        self.0.iter().find_map(|segment| match segment {
+            PathSegment::Index(at) => Some(*at),
+            PathSegment::Key(_) => None,
+        })
     }
 
     pub fn starts_with(&self, other: &FieldPath) -> bool {

@@ -83,7 +83,7 @@ pub fn check(path: &FieldPath, map: Option<&Map<Scalar>>, values: &mut ValueChec
     (!all.is_empty()).then(|| Arc::new(all))
 }
 
-fn is_reserved(name: &str) -> bool {
+pub(super) fn is_reserved(name: &str) -> bool {
     name == "host" || NAMES.contains(&name)
 }
 
@@ -93,6 +93,8 @@ pub struct DefaultVars {
     by_dir: BTreeMap<PathBuf, Arc<VarMap>>,
     /// Every name that any document defines.
     known: HashSet<String>,
+    /// The hosts of some inventories are not known: they may define any name.
+    has_unknown: bool,
 }
 
 impl DefaultVars {
@@ -100,6 +102,7 @@ impl DefaultVars {
     pub fn collect(documents: &[Declaration], report: &mut dyn FnMut(usize, PathProblem)) -> DefaultVars {
         let mut all = DefaultVars::default();
         let mut set: HashMap<(&Path, &str), usize> = HashMap::new();
+        let (mut unread, mut read) = (BTreeSet::new(), BTreeSet::new());
         for (at, document) in documents.iter().enumerate() {
             match &document.declared {
                 DeclaredObject::Defaults(defaults) => {
@@ -121,6 +124,7 @@ impl DefaultVars {
                     all.known.extend(vars.keys().cloned());
                 }
                 DeclaredObject::Group(group) => {
+                    unread.extend(group.from.as_ref().map(|from| from.inventory.as_str()));
                     let hosts = group.hosts.iter().filter_map(|host| host.vars.as_ref());
                     all.known.extend(group.vars.iter().chain(hosts).flat_map(|vars| vars.keys()).cloned());
                 }
@@ -131,9 +135,19 @@ impl DefaultVars {
                 DeclaredObject::Overlay(overlay) => {
                     all.known.extend(overlay.vars.iter().flat_map(|vars| vars.keys()).cloned());
                 }
+                DeclaredObject::Inventory(inventory) => {
+                    read.insert(inventory.name.as_str());
+                    let hosts = inventory.hosts.iter().filter_map(|host| host.vars.as_ref());
+                    hosts.flat_map(|vars| vars.keys()).for_each(|name| {
+                        if !all.known.contains(name) {
+                            all.known.insert(name.clone());
+                        }
+                    });
+                }
                 DeclaredObject::Policy(_) | DeclaredObject::Nothing => {}
             }
         }
+        all.has_unknown = !unread.is_subset(&read);
         all
     }
 
@@ -147,6 +161,9 @@ impl DefaultVars {
 
     /// Variables in a Defaults that no document defines.
     pub fn undefined(&self, uses: &VariableUse) -> Vec<PathProblem> {
+        if self.has_unknown {
+            return Vec::new();
+        }
         let is_undefined = |named: &&NamedVariable| !named.has_default && !self.known.contains(&named.name);
         let known = self.known.iter().map(String::as_str).collect();
         uses.named.iter().filter(is_undefined).map(|named| unknown(named, &known)).collect()

@@ -18,12 +18,17 @@ enum Term {
 
 impl Selector {
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.matches_with(|key| labels.get(key).map(String::as_str))
+    }
+
+    /// The same for labels in any form.
+    pub fn matches_with<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|term| match term {
-            Term::Is(key, value) => labels.get(key) == Some(value),
-            Term::IsNot(key, value) => labels.get(key) != Some(value),
-            Term::In(key, values) => labels.get(key).is_some_and(|label| values.contains(label)),
-            Term::Has(key) => labels.contains_key(key),
-            Term::HasNot(key) => !labels.contains_key(key),
+            Term::Is(key, value) => get(key) == Some(value.as_str()),
+            Term::IsNot(key, value) => get(key) != Some(value.as_str()),
+            Term::In(key, values) => get(key).is_some_and(|label| values.iter().any(|one| one == label)),
+            Term::Has(key) => get(key).is_some(),
+            Term::HasNot(key) => get(key).is_none(),
         })
     }
 }

@@ -64,7 +64,7 @@ impl<F: BlockingSource> BlockingReader<F> {
     }
 
     /// The source, if no read is running.
-    fn idle_source(&self) -> Option<MutexGuard<'_, F>> {
+    pub(super) fn idle_source(&self) -> Option<MutexGuard<'_, F>> {
         self.away.is_none().then(|| lock(&self.files))
     }
 

@@ -25,6 +25,7 @@ use notify::{EventKind, RecursiveMode, Watcher};
 use super::blocking_reader::{BlockingReader, BlockingSource};
 use super::last_good::{ExpectedRoots, LastGood};
 use super::{ChangeSignal, PostProcess, SourceState};
+use crate::inventory::InventoryFeed;
 use crate::malloc;
 use crate::manifest::layers::header::normalize;
 use crate::manifest::{ChangedFile, FileContent, IncrementalLoader, Limits, display_path};
@@ -108,6 +109,10 @@ impl Directory {
         BlockingReader::new(directory, signal, debounce)
     }
 
+    pub(super) fn use_inventories(&mut self, feed: Arc<InventoryFeed>) {
+        self.last_good.use_inventories(feed);
+    }
+
     fn refresh(&mut self) {
         let missed = self.seen.missed.swap(false, Ordering::SeqCst);
         let watched = self.watched_paths();
@@ -125,7 +130,8 @@ impl Directory {
             self.seen.changed_now();
         }
         let (again, limits) = (&mut self.again, &self.limits);
-        let has_new_stand_ins = std::mem::take(&mut self.progress.has_new_stand_ins);
+        let has_new_inventories = self.last_good.has_new_inventories();
+        let has_new_stand_ins = std::mem::take(&mut self.progress.has_new_stand_ins) || has_new_inventories;
         if std::mem::replace(&mut self.progress.is_read, true)
             && !has_new_stand_ins
             && changed.as_ref().is_some_and(Vec::is_empty)
@@ -134,7 +140,7 @@ impl Directory {
             return self.confirm();
         }
         // On a complete and confirmed read, a change inside a few files removes nothing else.
-        if let Some(mod_seq) = changed.filter(|_| self.last.may_prune)
+        if let Some(mod_seq) = changed.filter(|_| self.last.may_prune && !has_new_inventories)
             && let Some(spliced) = again.splice(&mod_seq, &self.last.desired, limits)
         {
             self.last_good.apply_splice(spliced, &mut self.last);

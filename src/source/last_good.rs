@@ -8,8 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{PostProcess, SourceState};
+use crate::inventory::InventoryFeed;
 use crate::manifest::{Code, FileContent, Loaded, Problem, ReplacementText, Severity, SpliceResult};
 use crate::model::{Desired, ManifestRevision};
 
@@ -21,7 +23,18 @@ pub struct LastGood {
     reported: Vec<String>,
     /// The active revision's texts were added.
     is_recalled: bool,
+    inventories: Option<InventoryInput>,
 }
+
+/// The inventories of the manifests.
+struct InventoryInput {
+    feed: Arc<InventoryFeed>,
+    /// The feed's version at the last load.
+    version: Option<u64>,
+}
+
+/// Maximum wait for the first read of an inventory. After that the manifests are loaded without it, and again later.
+const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Expected contents, and what of it is unreachable.
 #[derive(Default)]
@@ -36,7 +49,24 @@ type FileSet = BTreeSet<Arc<str>>;
 
 impl LastGood {
     pub fn new(finish: PostProcess) -> LastGood {
-        LastGood { finish, good: BTreeMap::new(), reported: Vec::new(), is_recalled: false }
+        LastGood {
+            finish,
+            good: BTreeMap::new(),
+            reported: Vec::new(),
+            is_recalled: false,
+            inventories: None,
+        }
+    }
+
+    pub fn use_inventories(&mut self, feed: Arc<InventoryFeed>) {
+        self.inventories = Some(InventoryInput { feed, version: None });
+    }
+
+    /// Whether inventories changed since the last load.
+    pub fn has_new_inventories(&self) -> bool {
+        let is_new =
+            |input: &InventoryInput| input.version.is_some_and(|version| version != input.feed.version());
+        self.inventories.as_ref().is_some_and(is_new)
     }
 
     /// Adds texts that are known to be good.
@@ -50,7 +80,14 @@ impl LastGood {
         places: &ExpectedRoots,
         mut load: impl FnMut(&BTreeMap<String, ReplacementText>) -> Loaded,
     ) -> SourceState {
-        let mut loaded = load(&BTreeMap::new());
+        let feed = self.inventories.as_ref().map(|input| Arc::clone(&input.feed));
+        // A last good version takes precedence: it is part of a state that was good as a whole.
+        let mut load = |stand_ins: &BTreeMap<String, ReplacementText>| {
+            let mut all = feed.as_ref().map(|feed| feed.stand_ins()).unwrap_or_default();
+            all.extend(stand_ins.iter().map(|(name, text)| (name.clone(), text.clone())));
+            load(&all)
+        };
+        let mut loaded = self.load_with_inventories(&mut load);
         let is_empty = loaded.desired.instances.is_empty() && loaded.errors() == 0;
         let unseen = self.missing_problems(places, &loaded);
         loaded.problems.extend(unseen);
@@ -95,14 +132,7 @@ impl LastGood {
             self.store_good(&loaded, &bad);
         }
         (self.finish)(&mut loaded.desired);
-        let reported: Vec<String> = problems
-            .iter()
-            .map(|problem| {
-                format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
-            })
-            .collect();
-        let has_changed = reported != self.reported;
-        self.reported = reported;
+        let has_changed = self.record_problems(&problems);
         let texts = Arc::new(loaded.file_contents());
         let (files, desired) = (loaded.files, loaded.desired);
         let revision = ManifestRevision::of(&desired);
@@ -118,6 +148,36 @@ impl LastGood {
             commit: None,
             texts,
         }
+    }
+
+    /// Loads without last good versions, and adds the problems of inventories. New ones are read first.
+    fn load_with_inventories(
+        &mut self,
+        load: &mut impl FnMut(&BTreeMap<String, ReplacementText>) -> Loaded,
+    ) -> Loaded {
+        let Some(InventoryInput { feed, version }) = &mut self.inventories else {
+            return load(&BTreeMap::new());
+        };
+        *version = Some(feed.version());
+        let mut loaded = load(&BTreeMap::new());
+        if feed.set_wanted(&loaded.inventories()) {
+            feed.wait_for_first_read(FIRST_READ_TIMEOUT);
+            *version = Some(feed.version());
+            loaded = load(&BTreeMap::new());
+        }
+        loaded.problems.extend(feed.problems());
+        loaded
+    }
+
+    /// Whether the problems differ from those of the last read.
+    fn record_problems(&mut self, problems: &[Problem]) -> bool {
+        let line = |problem: &Problem| {
+            format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
+        };
+        let reported: Vec<String> = problems.iter().map(line).collect();
+        let has_changed = reported != self.reported;
+        self.reported = reported;
+        has_changed
     }
 
     /// Problems of roots that declare nothing, and of dangling symlinks.

@@ -23,6 +23,7 @@ use self::directory::Directory;
 use self::git::Git;
 use self::git::error::{EmptyCommit, RepositoryError, SignatureRefusal};
 use self::in_memory::InMemory;
+use crate::inventory::InventoryFeed;
 use crate::manifest::{FileContent, Limits, Problem};
 use crate::model::{Desired, HashedSpec, InstanceKey, ManifestRevision};
 use crate::store::{Error, Store};
@@ -118,6 +119,20 @@ impl Source {
     /// Watched directories and files.
     pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: PostProcess) -> Source {
         Source::Directory(Box::new(Directory::new(paths, limits, debounce, false, finish)))
+    }
+
+    /// Adds the hosts of inventories. To be called before the first read.
+    pub fn use_inventories(&self, feed: Arc<InventoryFeed>) {
+        match self {
+            Source::Directory(directory) => {
+                if let Some(mut files) = directory.idle_source() {
+                    files.use_inventories(feed);
+                }
+            }
+            Source::Git(git) => git.use_inventories(feed),
+            // A program supplies hosts itself.
+            Source::InMemory(_) => {}
+        }
     }
 
     /// Whether something changed and a read is due.

@@ -100,6 +100,8 @@ mod tests {
             format!("{}{}", keys::snapshots_prefix(name), "r1"),
             format!("{}{}", keys::snapshot_lists_prefix(name), "s1"),
             format!("{}{}", keys::snapshot_texts_prefix(name), "s1"),
+            keys::inventory(name, "cmdb"),
+            keys::inventory_chunk(name, "cmdb", "ab12", 7),
             keys::history(name, "1763424000000-42-3"),
         ];
         for key in of_owner {

@@ -48,6 +48,8 @@
 //! | `snap/OWNER/rev/REVISION` | stored revision: list sums |
 //! | `snap/OWNER/list/SUM` | file names with sums of their texts |
 //! | `snap/OWNER/text/SUM` | text, or one chunk of it |
+//! | `snap/OWNER/inventory/NAME` | last good hosts of an inventory: time, number, digest of the text |
+//! | `snap/OWNER/inventory/NAME:DIGEST:N` | one chunk of the text |
 //! | `history/OWNER/TIME-PID-N` | one entry of `abide history` |
 //! | `expect/` | reserved |
 //!
@@ -425,6 +427,16 @@ pub fn snapshot_lists_prefix(owner: &str) -> String {
 
 pub fn snapshot_texts_prefix(owner: &str) -> String {
     format!("snap/{owner}/text/")
+}
+
+/// The last good hosts of an inventory.
+pub fn inventory(owner: &str, name: &str) -> String {
+    format!("snap/{owner}/inventory/{name}")
+}
+
+/// A name of an inventory contains no `:`.
+pub fn inventory_chunk(owner: &str, name: &str, digest: &str, nth: usize) -> String {
+    format!("{}:{digest}:{nth:04}", inventory(owner, name))
 }
 
 /// `id`: `TIME-PID-N`, which sorts by time.

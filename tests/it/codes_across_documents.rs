@@ -204,3 +204,29 @@ fn every_problem_of_every_file_is_reported_in_one_run() {
     let all = [five("a.yaml").to_vec(), vec![("b.yaml", "E0101")], five("c.yaml").to_vec()].concat();
     assert_eq!(codes, all);
 }
+
+#[test]
+fn e0411_and_e0412_inventories_without_hosts() {
+    let group = "kind: HostGroup\nmeta: {name: eu}\nfrom: {inventory: cmdb}\n";
+    let on_group = GOOD.replace("{ip: 10.0.0.1, bk_cloud_id: 0}", "{group: eu}");
+    expect(
+        &[("a.yaml", &on_group), ("b.yaml", group)],
+        &["b.yaml:3:19 E0411 the hosts of inventory \"cmdb\" are not known | …"],
+    );
+    expect(
+        &[("b.yaml", &format!("{group}hosts: []\n"))],
+        &["b.yaml:3:1 E0215 a host group has either hosts or from, not both | …"],
+    );
+    expect(&[("b.yaml", &group.replace("cmdb}", "cmdb, select: 'a=b=c,'}"))], &["b.yaml:3:33 E0212 …"]);
+    expect(
+        &[("b.yaml", &group.replace("cmdb}", "../cmdb}"))],
+        &["b.yaml:3:19 E0201 \"../cmdb\" is not the name of an inventory | …"],
+    );
+    let tree = Tree::new(&[("b.yaml", group)]);
+    let damaged: std::sync::Arc<str> = "{\"inventory\":1}\n{\"host\":\"0:10.0.0.1\"}\n{\n".into();
+    let files = abide::manifest::inventory::stand_ins([("cmdb", &damaged)].into_iter());
+    let limits = abide::manifest::Limits::default();
+    let loaded = abide::manifest::load_with(&[tree.path().to_path_buf()], &limits, &files);
+    let damage = loaded.problems.iter().find(|problem| problem.code.text() == "E0412").expect("a problem");
+    assert_eq!((&*damage.file, damage.line), ("<inventory cmdb>", 3));
+}

@@ -85,12 +85,12 @@ fn terms(from: Option<Kind>) -> ImportOptions {
         from,
         namespace: "n".parse().expect("a name"),
         hosts: vec!["0:127.0.0.1".parse().expect("a host")],
-        run_dir: "/run/abide".to_owned(),
-        log_dir: "/var/log/abide".to_owned(),
+        run_dir: Some("/run/abide".to_owned()),
+        log_dir: Some("/var/log/abide".to_owned()),
     }
 }
 
-fn imported(name: &str, text: &str, from: Option<Kind>) -> Result<ImportResult, Vec<Problem>> {
+pub fn imported(name: &str, text: &str, from: Option<Kind>) -> Result<ImportResult, Vec<Problem>> {
     let given = ImportFile { name: name.into(), text: text.to_owned(), here: Some("/here".to_owned()) };
     import(&[given], &terms(from), &Limits::default())
 }
@@ -329,7 +329,7 @@ fn bad_input_is_refused_with_its_location() {
 fn line_endings_boms_and_stdin_are_accepted() {
     let tree = Tree::new(&[("a.conf", b"\xef\xbb\xbf[program:a]\r\ncommand=/bin/a \"b c\"\r\nuser=app\r\n")]);
     let file = abide(&["import", "a.conf"], tree.path(), b"");
-    assert!(stdout(&file).contains("start_cmd: \"exec /bin/a 'b c'\""), "{}", stdout(&file));
+    assert!(stdout(&file).contains("run: \"exec /bin/a 'b c'\""), "{}", stdout(&file));
     assert!(stdout(&file).contains("user: app\n") && !stdout(&file).contains('\r'));
     let text = "[program:a]\ncommand=/bin/a \"b c\"\nuser=app\n";
     let stdin = abide(&["import", "-"], tree.path(), text.as_bytes());

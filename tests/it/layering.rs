@@ -7,7 +7,7 @@ use abide::gse::codes::{EnvelopeCode, RowCode};
 
 use crate::support::project;
 
-const MODULES: [&str; 28] = [
+const MODULES: [&str; 29] = [
     "model",
     "contract",
     "manifest",
@@ -15,6 +15,7 @@ const MODULES: [&str; 28] = [
     "gse",
     "agent_protocol",
     "import",
+    "inventory",
     "source",
     "backend",
     "observe",
@@ -39,7 +40,7 @@ const MODULES: [&str; 28] = [
 ];
 
 /// The modules that each module may use, apart from the primitives.
-const MAY_USE: [(&str, &[&str]); 27] = [
+const MAY_USE: [(&str, &[&str]); 28] = [
     ("retry_delay", &[]),
     ("clock", &["model"]),
     ("ids", &["model"]),
@@ -53,7 +54,8 @@ const MAY_USE: [(&str, &[&str]); 27] = [
     ("gse", &["model"]),
     ("agent_protocol", &["model", "gse"]),
     ("import", &["model", "manifest"]),
-    ("source", &["model", "manifest", "store", "clock"]),
+    ("inventory", &["model", "manifest", "import", "store", "http", "clock"]),
+    ("source", &["model", "manifest", "inventory", "store", "clock"]),
     ("backend", &["model", "contract", "gse", "agent_protocol", "http", "clock"]),
     ("execute", &["model", "store", "backend", "reconcile", "clock"]),
     // An observation reads the ledger that an execution writes.

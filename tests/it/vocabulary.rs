@@ -394,7 +394,14 @@ fn comments_and_scripts_have_no_retired_word() {
     }
     let mut scripts: Vec<PathBuf> =
         ["Cargo.toml", "deny.toml", ".ci/run", "tests/run"].iter().map(|name| root.join(name)).collect();
-    for folder in ["examples/ci", "examples/container", "examples/notify", "examples/systemd", "manifests"] {
+    for folder in [
+        "examples/ci",
+        "examples/container",
+        "examples/inventories",
+        "examples/notify",
+        "examples/systemd",
+        "manifests",
+    ] {
         let entries = std::fs::read_dir(root.join(folder)).expect("a folder of examples");
         scripts.extend(entries.flatten().map(|entry| entry.path()));
     }

@@ -35,7 +35,7 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
             Some(loaded) => loaded,
             None => manifest::load(std::slice::from_ref(&args.file), &limits),
         };
-        if loaded.errors() > 0 {
+        if loaded.errors_in_files() > 0 {
             return Ok(invalid(&loaded.problems, printer));
         }
         printer.data(&manifests::yaml(&in_form(documents, args)));

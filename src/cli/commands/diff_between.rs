@@ -7,10 +7,11 @@ use crate::cli::args::PlainForm;
 use crate::cli::commands::diff::{fields, lines};
 use crate::cli::commands::plan::args::DiffArgs;
 use crate::cli::commands::plan::groups::format_hosts;
+use crate::cli::inventories::load_offline;
 use crate::cli::output::print::{self, BOLD, DIM, Printer, count};
 use crate::cli::{Exit, Failure};
 use crate::contract::{self, FieldDifference, Sides};
-use crate::manifest::{self, Severity};
+use crate::manifest::Severity;
 use crate::model::{Desired, DesiredInstance, HostKey, InstanceKey, ProcessKey, Spec};
 use crate::reconcile::field_differences::{ChangedPart, SecretView};
 
@@ -32,7 +33,8 @@ pub fn run(old: &Path, new: &Path, args: &DiffArgs, printer: &Printer) -> Result
 }
 
 fn read(path: &Path, args: &DiffArgs, printer: &Printer) -> Result<Desired, Failure> {
-    let loaded = manifest::load(&[path.to_path_buf()], &args.input.limits.limits());
+    let config = args.input.target.config.as_ref();
+    let loaded = load_offline(&[path.to_path_buf()], &args.input.limits.limits(), config, printer)?;
     let shown = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
     printer.to_stderr(&shown.map(|problem| print::problem(problem) + "\n").collect::<String>());
     match loaded.errors() {

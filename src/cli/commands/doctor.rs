@@ -41,6 +41,7 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<Exit, Failure> {
     }
     findings.extend(target(args)?);
     findings.extend(notify_routes(args));
+    findings.extend(inventories(args));
     let mut bad = false;
     for finding in findings {
         bad |= matches!(finding, Finding::Bad(..));
@@ -236,6 +237,33 @@ fn notify_routes(args: &DoctorArgs) -> Option<Finding> {
         }
         Err(failure) => Some(Finding::Bad(failure.message, failure.hint.unwrap_or_default())),
     }
+}
+
+/// The inventories of the config file: each is read once.
+fn inventories(args: &DoctorArgs) -> Vec<Finding> {
+    let Ok(config) = args.target.config() else { return Vec::new() };
+    let mut findings = Vec::new();
+    for name in config.inventory_names() {
+        let read = match config.inventory(&name) {
+            Ok(Some(source)) => {
+                runtime().map(|runtime| (source.kind.describe(), runtime.block_on(source.read())))
+            }
+            Ok(None) => continue,
+            Err(failure) => Err(failure),
+        };
+        findings.push(match read {
+            Ok((source, Ok(read))) => {
+                let hosts = count(read.hosts, "host");
+                Finding::Well(format!("inventory {name} ({source}) has {hosts}"))
+            }
+            Ok((source, Err(error))) => Finding::Bad(
+                format!("inventory {name} ({source}): {error}"),
+                "its host groups keep their last good hosts, and a run without these is refused".to_owned(),
+            ),
+            Err(failure) => Finding::Bad(failure.message, failure.hint.unwrap_or_default()),
+        });
+    }
+    findings
 }
 
 /// The grant of the app or person, and the end of its secret.

@@ -9,6 +9,7 @@ use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::SelectArgs;
 use crate::cli::commands::status::warn_not_running;
 use crate::cli::declared_names::DeclaredNames;
+use crate::cli::inventories::{self, InventoryArgs, LoadedManifests};
 use crate::cli::output::print::{Printer, problem, visible};
 use crate::cli::output::table::{Align, Table};
 use crate::cli::process_listing::{self, SortKey, TableForm};
@@ -20,8 +21,8 @@ use crate::contract::{HoldRow, HostCertificate, HostEntry, ListedProcess, Target
 use crate::control::suspended;
 use crate::engine::other_sources::desired_elsewhere;
 use crate::engine::stored_revisions;
-use crate::manifest::{self, Limits};
-use crate::model::{DEFAULT_OWNER, Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
+use crate::manifest::Limits;
+use crate::model::{DEFAULT_OWNER, Desired, Hold, InstanceKey, Pause, ProcessKey, Selection, Time};
 use crate::reconcile::SyncStatus;
 use crate::source::git::work_tree;
 
@@ -279,16 +280,21 @@ impl DeclaredProcesses {
         if args.kind != Kind::Orphans {
             return Err(Failure::new(Exit::Usage, "only `get orphans` takes manifests"));
         }
-        let loaded = manifest::load(&args.paths, &Limits::default());
+        let owner_of = |desired: &Desired| {
+            let named = desired.policies.iter().find_map(|policy| policy.owner.as_deref());
+            args.owner.as_deref().or(named).unwrap_or(DEFAULT_OWNER).to_owned()
+        };
+        let sources = (&args.target, &InventoryArgs::default());
+        let owner = |desired: &Desired| Ok(owner_of(desired));
+        let LoadedManifests { loaded, .. } =
+            inventories::load(&args.paths, &Limits::default(), sources, owner, false, printer)?;
         if loaded.errors() > 0 {
             printer.to_stderr(&loaded.problems.iter().map(|one| problem(one) + "\n").collect::<String>());
             let message = "cannot list orphans: the manifests have errors";
             return Err(Failure::new(Exit::InvalidManifest, message));
         }
-        let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
-        let owner = args.owner.as_deref().or(named).unwrap_or(DEFAULT_OWNER);
         let instances = loaded.desired.instances.keys().cloned().collect();
-        Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
+        Ok(DeclaredProcesses { owner: Some(owner_of(&loaded.desired)), instances })
     }
 
     /// Adds the instances that other sources of the owner declare: they are not orphans of these manifests.

@@ -1,4 +1,4 @@
-//! `abide import`: files of other supervisors, or a CSV of hosts, to manifests.
+//! `abide import`: files of other supervisors, crontabs and lists of hosts, to manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,21 +9,23 @@ use crate::cli::args::{InvalidValue, LimitArgs, parse_switch};
 use crate::cli::output::print::{self, Printer, count, visible};
 use crate::cli::{Exit, Failure};
 use crate::import::{self, ImportNote, ImportOptions, Kind};
+use crate::manifest::document::{Document, SpecEntry};
+use crate::manifest::forms::short;
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Problem};
 use crate::model::{HostKey, Name};
 
-/// Convert supervisord, systemd, pm2 or CSV files to manifests
+/// Convert supervisord, systemd, pm2, crontab, Ansible or CSV files to manifests
 ///
-/// Reads supervisord's ini, systemd services and timers, pm2's ecosystem.json or the output of `pm2 jlist`, and CSV with
-/// the columns ip and cloud. Settings that a manifest cannot express, or expresses differently, are listed on stderr with
+/// Reads supervisord's ini, systemd services and timers, pm2's ecosystem.json or the output of `pm2 jlist`, crontabs,
+/// inventories of Ansible, and CSV with the columns ip and cloud. Settings that a manifest cannot express, or expresses differently, are listed on stderr with
 /// file and line.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide import /etc/supervisor/conf.d/*.conf -n web > web.yaml\n  abide import db.service backup.service backup.timer\n  pm2 jlist | abide import -\n  abide import fleet.csv > hosts.yaml"
+    after_help = "Examples:\n  abide import /etc/supervisor/conf.d/*.conf -n web > web.yaml\n  abide import db.service backup.service backup.timer\n  pm2 jlist | abide import -\n  abide import fleet.csv > hosts.yaml\n  crontab -l | abide import crontab - -n jobs > jobs.yaml\n  abide import ansible inventory.ini > hosts.yaml"
 )]
 pub struct ImportArgs {
-    /// Files, or - for standard input
+    /// Files, or - for standard input. A kind before them is the same as --from
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Kind of the files [default: detected from names and content]
@@ -41,12 +43,12 @@ pub struct ImportArgs {
         default_value = "0:127.0.0.1"
     )]
     pub host: Vec<HostKey>,
-    /// Folder of pid files that no imported file sets
-    #[arg(long, value_name = "DIR", env = "ABIDE_RUN_DIR", default_value = "/run/abide", value_parser = folder)]
-    pub run_dir: String,
-    /// Folder of log files that no imported file sets
-    #[arg(long, value_name = "DIR", env = "ABIDE_LOG_DIR", default_value = "/var/log/abide", value_parser = folder)]
-    pub log_dir: String,
+    /// Folder of pid files that no imported file sets [default: the agent's own; /run/abide for daemons]
+    #[arg(long, value_name = "DIR", env = "ABIDE_RUN_DIR", value_parser = folder)]
+    pub run_dir: Option<String>,
+    /// Folder of log files that no imported file sets [default: the agent's own; /var/log/abide for daemons]
+    #[arg(long, value_name = "DIR", env = "ABIDE_LOG_DIR", value_parser = folder)]
+    pub log_dir: Option<String>,
     /// Exit with 65 and write nothing if a manifest cannot express every setting
     #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
@@ -75,15 +77,15 @@ fn folder(text: &str) -> Result<String, InvalidValue> {
 
 pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
+    let (from, files) = kind_and_files(args);
     let options = ImportOptions {
-        from: args.from,
+        from,
         namespace: args.namespace.clone(),
         hosts: args.host.clone(),
         run_dir: args.run_dir.clone(),
         log_dir: args.log_dir.clone(),
     };
-    let imported =
-        import::read(&args.files, &limits).and_then(|given| import::import(&given, &options, &limits));
+    let imported = import::read(files, &limits).and_then(|given| import::import(&given, &options, &limits));
     let imported = match imported {
         Ok(imported) => imported,
         Err(problems) => return Ok(invalid(&problems, printer)),
@@ -95,7 +97,9 @@ pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     for warning in folder_warnings(&imported.folders) {
         printer.warning(&visible(&warning));
     }
-    let text = manifests::yaml(&imported.documents);
+    let documents: Vec<Document> =
+        imported.documents.into_iter().map(|document| short(document, &SpecEntry::default())).collect();
+    let text = manifests::yaml(&documents);
     // Only valid manifests are printed.
     let loaded = manifest::load_text("the manifest", text.clone(), &limits);
     if loaded.errors() > 0 {
@@ -114,13 +118,25 @@ pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     match args.output {
         ManifestForm::Yaml => printer.data(&text),
         ManifestForm::Json => {
-            let json = serde_json::to_string_pretty(&imported.documents);
+            let json = serde_json::to_string_pretty(&documents);
             let json =
                 json.map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
             printer.data(&(json + "\n"));
         }
     }
     Ok(Exit::Done)
+}
+
+/// `abide import crontab FILE`: the first of several words is a kind, unless it is a file.
+fn kind_and_files(args: &ImportArgs) -> (Option<Kind>, &[PathBuf]) {
+    let (first, rest) = match args.files.as_slice() {
+        [first, rest @ ..] if !rest.is_empty() && args.from.is_none() && !first.exists() => (first, rest),
+        files => return (args.from, files),
+    };
+    match Kind::ALL.into_iter().find(|kind| first.as_os_str() == kind.word()) {
+        Some(kind) => (Some(kind), rest),
+        None => (None, &args.files),
+    }
 }
 
 /// Warnings about folders that an administrator must create: the agent opens files with the rights of the spec's user.

@@ -19,6 +19,7 @@ pub mod history;
 pub mod host;
 pub mod import;
 pub mod init;
+pub mod inventory;
 pub mod lease;
 pub mod logs;
 pub mod man;

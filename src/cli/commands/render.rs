@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::cli::args::LimitArgs;
+use crate::cli::inventories::load_offline;
 use crate::cli::output::print::{self, Printer, count};
 use crate::cli::{Exit, Failure};
-use crate::manifest::{self, Severity, print as manifests, render};
+use crate::manifest::{Severity, print as manifests, render};
 use crate::model::EnvValue;
 
 /// Print the manifests that overlays and variables result in
 ///
 /// Prints each process in the long form, with the values of Defaults, host groups, variables and patches. Hosts with
-/// different values have documents of their own. Values of secrets are left out. No target is needed.
+/// different values have documents of their own. Values of secrets are left out. No target is needed. Inventories are read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  abide render overlays/prod\n  abide render overlays/prod -o json")]
 pub struct RenderArgs {
@@ -23,6 +24,10 @@ pub struct RenderArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_RENDER_OUTPUT", value_name = "FORMAT")]
     pub output: RenderForm,
+    /// Config file with the inventories [default: ./abide.yaml (see `abide config trust`), then
+    /// ~/.config/abide/config.yaml]
+    #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: LimitArgs,
 }
@@ -35,7 +40,7 @@ pub enum RenderForm {
 }
 
 pub fn run(args: &RenderArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let loaded = manifest::load(&args.paths, &args.limits.limits());
+    let loaded = load_offline(&args.paths, &args.limits.limits(), args.config.as_ref(), printer)?;
     let shown = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
     printer.to_stderr(&shown.map(|problem| print::problem(problem) + "\n").collect::<String>());
     if loaded.errors() > 0 {

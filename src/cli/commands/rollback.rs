@@ -13,6 +13,7 @@ use crate::cli::commands::plan::args::{
 use crate::cli::commands::plan::input::DesiredInput;
 use crate::cli::commands::plan::json as plan_json;
 use crate::cli::commands::watch::source::short_id;
+use crate::cli::inventories::InventoryArgs;
 use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{ConnectedTarget, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
@@ -231,6 +232,7 @@ fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
         break_glass: BreakGlassArgs { break_glass: args.break_glass, reason: args.reason.clone() },
         select: SelectArgs::default(),
         offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
+        inventory: InventoryArgs::default(),
         limits: args.limits.clone(),
     };
     ApplyArgs {
@@ -277,6 +279,7 @@ pub async fn apply_old_revision(
         break_glass: BreakGlassArgs::default(),
         select: SelectArgs { include: vec![old.process.clone()], ..SelectArgs::default() },
         offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
+        inventory: InventoryArgs::default(),
         limits: old.limits.clone(),
     };
     let (yes, going, output) = (old.yes, old.going.clone(), old.output);

@@ -1,23 +1,26 @@
 //! `abide validate`: prints all problems of all files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use tracing::info;
 
 use crate::cli::args::{ProblemForm, ValidateArgs};
+use crate::cli::inventories;
 use crate::cli::output::print::{self, Printer, count};
+use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::contract::ManifestProblem;
-use crate::manifest::{self, Loaded, Problem, Severity};
+use crate::manifest::inventory::file_name;
+use crate::manifest::{self, Loaded, Problem, ReplacementText, Severity};
 
 pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     if args.all {
         return validate_all(args, printer);
     }
     let begin = Instant::now();
-    let loaded = manifest::check(&args.paths, &args.limits.limits());
+    let loaded = Checker::new(args, printer).check(&args.paths)?;
     let (files, documents) = (loaded.files, loaded.documents.len());
     info!(files, documents, instances = loaded.counts.instances, took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
@@ -30,11 +33,11 @@ pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
 
 /// Checks every overlay on its own, then the files that no overlay has.
 fn validate_all(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
-    let limits = args.limits.limits();
-    let (overlays, files) = manifest::overlays(&args.paths, &limits);
+    let mut checker = Checker::new(args, printer);
+    let (overlays, files) = manifest::overlays(&args.paths, &args.limits.limits());
     let (mut problems, mut summaries, mut read) = (Vec::new(), Vec::new(), BTreeSet::new());
     for overlay in &overlays {
-        let loaded = manifest::check(std::slice::from_ref(overlay), &limits);
+        let loaded = checker.check(std::slice::from_ref(overlay))?;
         read.extend(loaded.texts().map(|(name, _, _)| name.to_owned()));
         summaries.push(format!("{}: {}", manifest::display_path(overlay), summary(&loaded)));
         problems.extend(loaded.problems);
@@ -42,7 +45,7 @@ fn validate_all(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure>
     let is_read = |file: &PathBuf| read.contains(&manifest::display_path(file));
     let others: Vec<PathBuf> = files.into_iter().filter(|file| !is_read(file)).collect();
     if !others.is_empty() || overlays.is_empty() {
-        let loaded = manifest::check(&others, &limits);
+        let loaded = checker.check(&others)?;
         let name = if overlays.is_empty() { String::new() } else { "other files: ".to_owned() };
         summaries.push(name + &summary(&loaded));
         problems.extend(loaded.problems);
@@ -65,6 +68,48 @@ fn print_problems(args: &ValidateArgs, problems: &[Problem], printer: &Printer) 
         ProblemForm::Github => printer.data(&problems.iter().map(annotation).collect::<String>()),
     }
     Ok(())
+}
+
+/// Checks manifests. Without --inventories, the hosts of inventories are not known, which is not a problem.
+struct Checker<'a> {
+    args: &'a ValidateArgs,
+    printer: &'a Printer,
+    /// Hosts of the inventories that were read. Several overlays may name one inventory.
+    snapshots: BTreeMap<String, ReplacementText>,
+    /// Inventories that were read, or reported as not read.
+    seen: BTreeSet<String>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(args: &'a ValidateArgs, printer: &'a Printer) -> Checker<'a> {
+        Checker { args, printer, snapshots: BTreeMap::new(), seen: BTreeSet::new() }
+    }
+
+    fn check(&mut self, paths: &[PathBuf]) -> Result<Loaded, Failure> {
+        let limits = self.args.limits.limits();
+        let loaded = manifest::check(paths, &limits);
+        let named = loaded.unread_inventories();
+        if named.is_empty() {
+            return Ok(loaded);
+        }
+        let new: BTreeSet<String> = named.difference(&self.seen).cloned().collect();
+        if self.args.inventories {
+            let target = TargetArgs { config: self.args.config.clone(), ..TargetArgs::local() };
+            let resolved = inventories::read_without_state(&new, &target, self.printer)?;
+            self.snapshots.extend(resolved.stand_ins());
+            self.seen.extend(new);
+            let of_these = |file: &String| named.iter().any(|name| *file == file_name(name));
+            let snapshots = self.snapshots.iter().filter(|(file, _)| of_these(file));
+            let snapshots = snapshots.map(|(file, text)| (file.clone(), text.clone())).collect();
+            return Ok(manifest::check_with(paths, &limits, &snapshots));
+        }
+        for name in &new {
+            let message = format!("inventory {name:?} was not read, so its hosts are not checked");
+            self.printer.info(&format!("{message}: --inventories reads it"));
+        }
+        self.seen.extend(new);
+        Ok(loaded)
+    }
 }
 
 pub fn json(problems: &[Problem]) -> Result<String, Failure> {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::config_files::Definition;
+use super::inventory_config::InventoryEntry;
 use super::notify_config::RouteEntry;
 use super::secret_from::{SecretFrom, TextOrSecret};
 use crate::backend::{Abide, AnyBackend, Business, Pace, Platform};
@@ -25,6 +26,8 @@ pub struct Config {
     pub state: Option<String>,
     /// Routes of alerts.
     pub notify: Option<BTreeMap<String, RouteEntry>>,
+    /// Inventories of host groups.
+    pub inventories: BTreeMap<String, InventoryEntry>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,7 +92,7 @@ fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Auth {
+pub(super) struct Auth {
     app_code: Option<String>,
     app_secret: Option<SecretFrom>,
     username: Option<String>,
@@ -98,6 +101,20 @@ struct Auth {
 }
 
 impl Auth {
+    /// The credentials of an app. `what`: the setting, for messages.
+    pub(super) fn app_credentials(&self, what: &str) -> Result<ApiCredentials, Failure> {
+        match (&self.app_code, &self.app_secret, &self.token) {
+            (Some(code), Some(secret), None) => Ok(ApiCredentials::App {
+                code: code.clone(),
+                secret: secret.read(&format!("{what}.app_secret"))?,
+                username: self.username.clone(),
+            }),
+            _ => {
+                Err(Failure::new(Exit::Usage, format!("{what} must have app_code and app_secret of an app")))
+            }
+        }
+    }
+
     fn credentials(&self, target: &str, dialect: Dialect) -> Result<ApiCredentials, Failure> {
         let wrong = |why: &str| Failure::new(Exit::Usage, format!("target {target:?}: auth: {why}"));
         match (&self.app_code, &self.app_secret, &self.token) {

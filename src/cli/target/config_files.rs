@@ -4,6 +4,7 @@
 //! this host would be sent. It may set `owner` and define targets. Its credentials, its `state`, and targets that the
 //! user's own file also defines are used only after `abide config trust` recorded its digest.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -17,6 +18,7 @@ use super::trust::{self, Trust};
 use crate::alerts::AlertRoute;
 use crate::cli::{Exit, Failure};
 pub use crate::contract::ConfigOrigin;
+use crate::inventory::InventorySource;
 
 /// The name of a config file in the current directory.
 pub const CONFIG_FILE_NAME: &str = "abide.yaml";
@@ -144,6 +146,26 @@ impl ConfigFiles {
         routes.iter().map(route).collect()
     }
 
+    /// The definition of an inventory, with its secrets. `None`: no file defines it.
+    pub fn inventory(&self, name: &str) -> Result<Option<InventorySource>, Failure> {
+        let Some((file, entry)) =
+            self.files().find_map(|file| Some((file, file.config.inventories.get(name)?)))
+        else {
+            return Ok(None);
+        };
+        may_use(&file.path, file.trust, &format!("inventory {name:?}"))?;
+        let folder = file.path.parent().unwrap_or(Path::new("."));
+        entry.source(name, folder).map(Some).map_err(|mut failure| {
+            failure.message = format!("{} ({})", failure.message, file.path.display());
+            failure
+        })
+    }
+
+    /// The names of all inventories.
+    pub fn inventory_names(&self) -> BTreeSet<String> {
+        self.files().flat_map(|file| file.config.inventories.keys()).cloned().collect()
+    }
+
     pub fn targets(&self) -> impl Iterator<Item = (&String, &Entry)> {
         // Targets of trusted files come first.
         let (trusted, other): (Vec<_>, Vec<_>) = self.files().partition(|file| file.trust == Trust::Full);
@@ -187,6 +209,23 @@ impl TargetArgs {
             }
         });
         Ok(chosen)
+    }
+
+    /// The inventories that the config files define.
+    pub fn all_inventories(&self) -> Result<BTreeMap<String, InventorySource>, Failure> {
+        let config = self.config()?;
+        let source = |name: String| config.inventory(&name).map(|source| Some((name, source?)));
+        config.inventory_names().into_iter().filter_map(|name| source(name).transpose()).collect()
+    }
+
+    /// Those of these inventories that a config file defines. The others may have last good hosts.
+    pub fn inventories(
+        &self,
+        names: &BTreeSet<String>,
+    ) -> Result<BTreeMap<String, InventorySource>, Failure> {
+        let config = self.config()?;
+        let source = |name: &String| config.inventory(name).map(|source| Some((name.clone(), source?)));
+        names.iter().filter_map(|name| source(name).transpose()).collect()
     }
 
     /// The definition of a target.

@@ -4,6 +4,7 @@ pub mod access;
 mod config;
 mod config_files;
 mod connected;
+mod inventory_config;
 pub mod notify_config;
 mod secret_from;
 pub mod trust;

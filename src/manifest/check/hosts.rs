@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use super::ValueChecker;
-use crate::manifest::document::{Document, HostEntry, HostLabels, HostValue};
+use crate::manifest::document::{Document, FromEntry, HostEntry, HostLabels, HostValue};
 use crate::manifest::grammar;
+use crate::manifest::inventory;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::manifest::variable_scopes::{self, VarMap};
 use crate::model::{Host, HostKey, Name, Selector};
@@ -30,7 +31,15 @@ impl Placement {
 pub struct HostGroup {
     pub name: Option<String>,
     pub hosts: Vec<GroupMember>,
+    pub from: Option<InventorySelection>,
     pub vars: Option<Arc<VarMap>>,
+}
+
+/// The hosts of an inventory that belong to a group.
+#[derive(Debug)]
+pub struct InventorySelection {
+    pub inventory: String,
+    pub select: Option<Selector>,
 }
 
 /// A host of a group.
@@ -39,8 +48,32 @@ pub struct GroupMember {
     /// Index of the entry in `hosts`.
     pub entry: usize,
     pub host: Host,
-    pub labels: BTreeMap<String, String>,
+    pub labels: LabelList,
     pub vars: Option<Arc<VarMap>>,
+}
+
+/// Labels of a host, sorted by name. Compact, because an inventory may have a million hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelList(Box<[(Arc<str>, Arc<str>)]>);
+
+impl LabelList {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    pub fn is_selected(&self, selector: &Selector) -> bool {
+        selector.matches_with(|name| self.get(name))
+    }
+}
+
+impl FromIterator<(Arc<str>, Arc<str>)> for LabelList {
+    fn from_iter<I: IntoIterator<Item = (Arc<str>, Arc<str>)>>(labels: I) -> LabelList {
+        LabelList(labels.into_iter().collect())
+    }
 }
 
 pub(super) fn host_value(
@@ -199,7 +232,7 @@ pub(super) fn group(document: &Document, values: &mut ValueChecker) -> HostGroup
                 hosts.extend(host.map(|host| GroupMember {
                     entry: at,
                     host,
-                    labels: BTreeMap::new(),
+                    labels: LabelList::default(),
                     vars: None,
                 }));
                 continue;
@@ -209,14 +242,55 @@ pub(super) fn group(document: &Document, values: &mut ValueChecker) -> HostGroup
             Some(HostLabels::Have(labels)) => values.labels(&path.key("labels"), Some(labels)),
             None | Some(HostLabels::Selector(_)) => BTreeMap::new(),
         };
+        let labels = labels.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let vars = variable_scopes::check(&path.key("vars"), entry.vars.as_ref(), values);
         if let Some(host) = host(entry, &path, values) {
             hosts.push(GroupMember { entry: at, host, labels, vars });
         }
     }
-    if document.hosts.is_none() {
-        values.report_missing(FieldPath::of("hosts"));
+    let from = document.from.as_ref().and_then(|entry| inventory_selection(entry, values));
+    let from = from.filter(|_| document.hosts.is_none());
+    match (&document.hosts, &document.from) {
+        (None, None) => values.report_missing(FieldPath::of("hosts")),
+        (Some(_), Some(_)) => {
+            let message = "a host group has either hosts or from, not both";
+            values.report(
+                PathProblem::new(Code::BadHost, FieldPath::of("from"), message)
+                    .hint("split it into two groups")
+                    .at_key(),
+            );
+        }
+        (Some(_), None) | (None, Some(_)) => {}
     }
     let vars = variable_scopes::check(&FieldPath::of("vars"), document.vars.as_ref(), values);
-    HostGroup { name: name.map(|name| name.to_string()), hosts, vars }
+    HostGroup { name: name.map(|name| name.to_string()), hosts, from, vars }
+}
+
+fn inventory_selection(entry: &FromEntry, values: &mut ValueChecker) -> Option<InventorySelection> {
+    let path = FieldPath::of("from");
+    let Some(inventory) = entry.inventory.as_deref() else {
+        values.report_missing(path.key("inventory"));
+        return None;
+    };
+    if !inventory::is_name(inventory) {
+        let message =
+            format!("{:?} is not the name of an inventory", crate::manifest::node::shorten(inventory));
+        values.report(
+            PathProblem::new(Code::BadName, path.key("inventory"), message)
+                .hint("use a name of `inventories` in the config file: letters, digits, `-`, `_` and `.`"),
+        );
+        return None;
+    }
+    let select = match entry.select.as_deref().map(str::parse::<Selector>) {
+        None => None,
+        Some(Ok(selector)) => Some(selector),
+        Some(Err(error)) => {
+            values.report(
+                PathProblem::new(Code::BadSelector, path.key("select"), error.to_string())
+                    .hint("such as set=eu,module in (api,worker),!old"),
+            );
+            return None;
+        }
+    };
+    Some(InventorySelection { inventory: inventory.to_owned(), select })
 }

@@ -14,7 +14,7 @@ mod values;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-pub use hosts::{GroupMember, HostGroup, Placement, parse_address};
+pub use hosts::{GroupMember, HostGroup, InventorySelection, LabelList, Placement, parse_address};
 use hosts::{group, host_value};
 pub use overlay::{DeclaredOverlay, Patch};
 pub use spec::{require, spec};
@@ -22,6 +22,7 @@ pub use values::ValueChecker;
 
 use super::document::{Document, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};
+use super::inventory::InventoryHosts;
 use super::problem::{Code, FieldPath, PathProblem, did_you_mean};
 use super::variable_scopes::{self, VarMap};
 use super::variables::VariableUse;
@@ -38,6 +39,8 @@ pub enum DeclaredObject {
     Defaults(Arc<DefaultValues>),
     Policy(Arc<Policy>),
     Overlay(Arc<DeclaredOverlay>),
+    /// The hosts of an inventory, from a snapshot.
+    Inventory(Arc<InventoryHosts>),
     Nothing,
 }
 

@@ -66,6 +66,8 @@ written! {
         // Overlay
         base: Box<BaseValue>,
         patches: Vec<PatchEntry>,
+        // HostGroup
+        from: FromEntry,
         // Policy
         owner: Text,
         allow: AllowEntry,
@@ -90,6 +92,7 @@ written! {
     }
     PatchEntry { #[serde(rename = "match")] target: MatchEntry, patch: PatchFields, optional: bool }
     MatchEntry { namespace: Text, name: Text, labels: Text }
+    FromEntry { inventory: Text, select: Text }
     RolloutEntry {
         batch: TextOrNumber,
         canary: TextOrNumber,

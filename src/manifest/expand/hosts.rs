@@ -4,21 +4,31 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::super::Declaration;
-use super::super::check::{DeclaredObject, GroupMember, HostGroup, Placement, Process};
+use super::super::check::{DeclaredObject, GroupMember, HostGroup, LabelList, Placement, Process};
 use super::super::node::shorten;
 use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_you_mean};
 use super::super::variable_scopes::{HostVars, VarMap};
-use super::Findings;
+use super::inventories::InventoryIndex;
+use super::{Findings, Purpose};
 use crate::model::{AgentId, Host, HostKey, Rollout, Selector};
 
 /// Host groups and host data of all documents.
 pub struct HostIndex<'a> {
-    groups: BTreeMap<&'a str, (usize, &'a HostGroup)>,
+    groups: BTreeMap<&'a str, IndexedGroup<'a>>,
     suppliers: HashMap<&'a HostKey, LocatedValue<u64>>,
     agents: HashMap<&'a HostKey, LocatedValue<&'a AgentId>>,
     /// Address of each agent: a host named by agent id in one document and by address in another is one host.
     by_agent: HashMap<&'a AgentId, LocatedValue<&'a HostKey>>,
     unread: bool,
+}
+
+/// A group with its hosts, its own or those of an inventory.
+struct IndexedGroup<'a> {
+    document: usize,
+    group: &'a HostGroup,
+    members: Vec<&'a GroupMember>,
+    /// The hosts of its inventory are not known.
+    is_unknown: bool,
 }
 
 /// Maximum number of hosts that the selectors of one process may test.
@@ -33,7 +43,13 @@ struct LocatedValue<T> {
 }
 
 impl<'a> HostIndex<'a> {
-    pub fn collect(documents: &'a [Declaration], unread: bool, found: &mut Findings) -> HostIndex<'a> {
+    pub fn collect(
+        documents: &'a [Declaration],
+        unread: bool,
+        purpose: Purpose,
+        found: &mut Findings,
+    ) -> HostIndex<'a> {
+        let mut inventories = InventoryIndex::collect(documents, purpose);
         let mut hosts = HostIndex {
             groups: BTreeMap::new(),
             suppliers: HashMap::new(),
@@ -43,7 +59,7 @@ impl<'a> HostIndex<'a> {
         };
         for (at, document) in documents.iter().enumerate() {
             if let DeclaredObject::Group(group) = &document.declared {
-                hosts.group(at, group, found);
+                hosts.group(at, group, &mut inventories, found);
             }
             for (path, host) in named_hosts(document) {
                 hosts.record_host(at, path, host, found);
@@ -89,9 +105,23 @@ impl<'a> HostIndex<'a> {
         }
     }
 
-    fn group(&mut self, at: usize, group: &'a HostGroup, found: &mut Findings) {
+    fn group(
+        &mut self,
+        at: usize,
+        group: &'a HostGroup,
+        inventories: &mut InventoryIndex<'a>,
+        found: &mut Findings,
+    ) {
         let Some(name) = group.name.as_deref() else { return };
-        let (other, _) = *self.groups.entry(name).or_insert((at, group));
+        let index = || {
+            let selected = match &group.from {
+                None => Some(group.hosts.iter().collect()),
+                Some(from) => inventories.select(at, from, found),
+            };
+            let is_unknown = selected.is_none();
+            IndexedGroup { document: at, group, members: selected.unwrap_or_default(), is_unknown }
+        };
+        let other = self.groups.entry(name).or_insert_with(index).document;
         if other != at {
             let message = format!("host group {name:?} is already defined at {OTHER_LOCATION}");
             let path = FieldPath::of("meta.name");
@@ -124,7 +154,7 @@ impl<'a> HostIndex<'a> {
                     if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
                         continue;
                     }
-                    tested += self.groups.get(name.as_str()).map_or(0, |(_, group)| group.hosts.len());
+                    tested += self.groups.get(name.as_str()).map_or(0, |group| group.members.len());
                     if tested > MAX_SELECTOR_CHECKS {
                         let message = format!(
                             "the selectors of this process test more than {MAX_SELECTOR_CHECKS} hosts"
@@ -134,7 +164,7 @@ impl<'a> HostIndex<'a> {
                         found.push((at, finding.hint("use fewer entries in hosts")));
                         break;
                     }
-                    let of_group = self.groups.get(name.as_str()).and_then(|(_, group)| group.vars.as_ref());
+                    let of_group = self.groups.get(name.as_str()).and_then(|one| one.group.vars.as_ref());
                     for member in self.select_hosts(at, *entry, name, chosen.as_ref(), process, found) {
                         let host = self.merged_host(&member.host);
                         add_vars(&mut host_vars, &host.key, [vars.as_ref(), member.vars.as_ref()]);
@@ -150,17 +180,25 @@ impl<'a> HostIndex<'a> {
         (hosts.into_values().collect(), host_vars)
     }
 
+    /// Whether a process is on hosts of an inventory that are not known.
+    pub fn has_unknown_hosts(&self, process: &Process) -> bool {
+        process.hosts.iter().any(|(_, placement)| match placement {
+            Placement::Host { .. } => false,
+            Placement::Group { name, .. } => self.groups.get(name.as_str()).is_some_and(|one| one.is_unknown),
+        })
+    }
+
     /// The rollout of a process, with the hosts of its groups.
     pub fn rollout_of(&self, at: usize, process: &Process, found: &mut Findings) -> Option<Rollout> {
         let mut rollout = process.changes.rollout.clone()?;
         for (nth, named) in rollout.groups.iter_mut().enumerate() {
-            let Some((_, group)) = self.groups.get(named.name.as_str()) else {
+            let Some(group) = self.groups.get(named.name.as_str()) else {
                 let suggest = found.may_suggest(self.groups.len());
                 let path = FieldPath::of("rollout").key("order").index(nth);
                 found.push((at, self.undefined_group(&named.name, process, path, suggest)));
                 continue;
             };
-            named.hosts = group.hosts.iter().map(|member| self.merged_host(&member.host).key).collect();
+            named.hosts = group.members.iter().map(|member| self.merged_host(&member.host).key).collect();
         }
         Some(rollout)
     }
@@ -175,21 +213,30 @@ impl<'a> HostIndex<'a> {
         found: &mut Findings,
     ) -> Vec<&'a GroupMember> {
         let path = FieldPath::of("hosts").index(entry);
-        let Some((_, group)) = self.groups.get(name) else {
+        let Some(group) = self.groups.get(name) else {
             let suggest = found.may_suggest(self.groups.len());
             found.push((at, self.undefined_group(name, process, path.key("group"), suggest)));
             return Vec::new();
         };
-        let some = |labels| chosen.is_none_or(|selector| selector.matches(labels));
-        let hosts: Vec<&GroupMember> = group.hosts.iter().filter(|member| some(&member.labels)).collect();
-        if hosts.is_empty() {
-            let finding = match chosen {
-                Some(selector) if !group.hosts.is_empty() => {
+        let some = |labels: &LabelList| chosen.is_none_or(|selector| labels.is_selected(selector));
+        let hosts: Vec<&GroupMember> =
+            group.members.iter().copied().filter(|member| some(&member.labels)).collect();
+        if hosts.is_empty() && !group.is_unknown {
+            let finding = match (chosen, &group.group.from) {
+                (Some(selector), _) if !group.members.is_empty() => {
                     let message = format!("no host of group {name:?} has the labels {selector}");
                     PathProblem::new(Code::EmptyGroup, path.key("labels"), message)
                         .hint("change the selector: a process needs at least one host")
                 }
-                Some(_) | None => {
+                (_, Some(from)) => {
+                    let message =
+                        format!("host group {name:?} selects no host of inventory {:?}", from.inventory);
+                    PathProblem::new(Code::EmptyGroup, path.key("group"), message).hint(format!(
+                        "`abide inventory show {}` lists its hosts with their labels",
+                        from.inventory
+                    ))
+                }
+                (Some(_) | None, None) => {
                     let message = format!("host group {name:?} has no hosts");
                     PathProblem::new(Code::EmptyGroup, path.key("group"), message)
                         .hint("add hosts to the group, or remove the process")
@@ -263,6 +310,12 @@ fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
             .collect(),
         DeclaredObject::Group(group) => {
             group.hosts.iter().map(|member| (path(member.entry), &member.host)).collect()
+        }
+        // Most hosts of an inventory have an address only, which is in conflict with nothing.
+        DeclaredObject::Inventory(inventory) => {
+            let has_ids = |host: &Host| host.supplier.is_some() || host.agent_id.is_some();
+            let hosts = inventory.hosts.iter().filter(|member| has_ids(&member.host));
+            hosts.map(|member| (path(member.entry), &member.host)).collect()
         }
         DeclaredObject::Defaults(_)
         | DeclaredObject::Policy(_)

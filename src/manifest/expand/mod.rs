@@ -6,6 +6,7 @@ mod claims;
 mod defaults;
 mod dependencies;
 mod hosts;
+mod inventories;
 mod policies;
 
 use std::collections::{HashMap, HashSet};
@@ -18,7 +19,7 @@ use self::policies::Policies;
 use super::check::{self, DeclaredObject, Process, ValueChecker};
 use super::problem::{Code, FieldPath, MAX_PER_FILE, PathProblem};
 use super::variable_scopes::{self, DefaultVars, VarScope};
-use super::variables::{self, InstanceVariables};
+use super::variables::{self, InstanceVariables, VariableUse};
 use super::{Declaration, Limits};
 use crate::model::{
     DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, HostKey, InstanceKey, ProcessKey, Rollout,
@@ -104,7 +105,7 @@ pub fn expand(
     let mut policies = Policies::collect(documents, &locations, &mut found);
     let vars = DefaultVars::collect(documents, &mut |at, finding| found.push((at, finding)));
     let defaults = Defaults::collect(documents, findings, &vars, &mut found);
-    let index = HostIndex::collect(documents, unread, &mut found);
+    let index = HostIndex::collect(documents, unread, purpose, &mut found);
     let names = ProcessIndex::collect(documents);
     let (mut templates, mut origins) = (Vec::new(), Vec::new());
     let mut total = 0usize;
@@ -123,7 +124,14 @@ pub fn expand(
             true => VarScope::default(),
             false => VarScope::new(document.layers.vars(), vars.above(document), host_vars),
         };
-        variable_scopes::check_uses(key, &uses, &scope, &hosts, &mut |finding| {
+        let has_unknown_hosts = index.has_unknown_hosts(process);
+        if has_unknown_hosts && purpose == Purpose::Instances {
+            // The inventory is reported once, at its group.
+            found.bad.insert(at);
+        }
+        // Unknown hosts may define any variable.
+        let checked = if has_unknown_hosts { &VariableUse::default() } else { &uses };
+        variable_scopes::check_uses(key, checked, &scope, &hosts, &mut |finding| {
             if !defaults.is_known(document, &finding) {
                 found.push((at, finding));
             }

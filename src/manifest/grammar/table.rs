@@ -340,8 +340,18 @@ pub static HOST_GROUP: Section = Section {
         VERSION,
         KIND,
         entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "Name of the group."),
-        entry("hosts", List(&OneOf(&[Text, Shape::Section(&GROUP_HOST)])), Required, FieldOrigin::Abide, "Hosts of the group. A host may be text: IP, or CLOUD:IP."),
+        entry("hosts", List(&OneOf(&[Text, Shape::Section(&GROUP_HOST)])), Optional, FieldOrigin::Abide, "Hosts of the group. A host may be text: IP, or CLOUD:IP. Required without `from`."),
+        entry("from", Shape::Section(&GROUP_FROM), Optional, FieldOrigin::Abide, "Hosts of the group from an inventory, instead of `hosts`. The control host's config file defines the inventory."),
         entry("vars", VARS, Optional, FieldOrigin::Abide, "Variables of the hosts of the group, used as ${NAME}. They win over those of Defaults."),
+    ],
+};
+
+static GROUP_FROM: Section = Section {
+    name: "from",
+    about: "Hosts of an inventory, selected by their labels.",
+    entries: &[
+        entry("inventory", Text, Required, FieldOrigin::Abide, "Name of the inventory in `inventories` of the control host's config file."),
+        entry("select", Text, Optional, FieldOrigin::Abide, "Label selector for the hosts of the inventory, such as set=eu,module in (api,worker). Unset: all hosts."),
     ],
 };
 

@@ -34,6 +34,7 @@ use self::poll::{LastCommit, PollResult, Poller};
 use super::last_good::LastGood;
 use super::{ChangeSignal, PostProcess, SourceError, SourceState};
 use crate::clock;
+use crate::inventory::InventoryFeed;
 use crate::store::{Error, Store, Txn, keys};
 
 /// Delay while another step has to finish first.
@@ -113,6 +114,10 @@ impl Git {
             fresh: false,
             errors: ErrorReports::default(),
         }
+    }
+
+    pub(super) fn use_inventories(&self, feed: Arc<InventoryFeed>) {
+        self.looker.lock().unwrap_or_else(PoisonError::into_inner).use_inventories(feed);
     }
 
     pub(super) fn last(&self) -> Option<&SourceState> {

@@ -22,6 +22,7 @@ use super::commit_files::{self, CommitFiles};
 use super::config::{GitConfig, Signatures};
 use super::error::{EmptyCommit, FetchError, RepositoryError, SignatureRefusal};
 use super::signature;
+use crate::inventory::InventoryFeed;
 use crate::manifest;
 
 /// Maximum number of commits that `--signatures all` verifies at once.
@@ -65,6 +66,10 @@ impl Poller {
         Poller { config, program, again, last_good, good: None, is_untidy: false }
     }
 
+    pub fn use_inventories(&mut self, feed: Arc<InventoryFeed>) {
+        self.last_good.use_inventories(feed);
+    }
+
     /// `pin` is the last accepted commit, `have` the active one.
     pub fn poll(&mut self, pin: Option<&LastCommit>, have: Option<&str>) -> PollResult {
         // The lock excludes other users of the mirror until this returns.
@@ -95,7 +100,7 @@ impl Poller {
         let tip = self.fetch(lock)?;
         self.check_not_shallow(&tip)?;
         self.check_tip(&tip, pin)?;
-        match have == Some(&tip) {
+        match have == Some(&tip) && !self.last_good.has_new_inventories() {
             true => Ok(None),
             false => self.load_commit(&tip, pin).map(Some),
         }

@@ -53,6 +53,8 @@ fn keys_have_their_documented_bytes() {
         (snapshots_prefix(owner), "snap/team/ops/rev/"),
         (snapshot_lists_prefix(owner), "snap/team/ops/list/"),
         (snapshot_texts_prefix(owner), "snap/team/ops/text/"),
+        (inventory(owner, "cmdb"), "snap/team/ops/inventory/cmdb"),
+        (inventory_chunk(owner, "cmdb", "ab12", 7), "snap/team/ops/inventory/cmdb:ab12:0007"),
         (history(owner, "1763424000000-42-3"), "history/team/ops/1763424000000-42-3"),
         (instance_state(&instance), "proc/0:10.0.0.7:web:api"),
         (launch_intent(&instance), "intent/0:10.0.0.7:web:api"),

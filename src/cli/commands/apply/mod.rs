@@ -103,7 +103,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
         check_writable(file)?;
     }
     let early = Prefetch::start(&args.input, Duration::from_secs(args.going.timeout));
-    let wanted = DesiredInput::read(&args.input, printer)?;
+    let mut wanted = DesiredInput::read(&args.input, printer)?;
     if wanted.is_without_files() {
         let message = "no manifests found: nothing was applied";
         return Err(Failure::refused("EmptySet", message)
@@ -122,9 +122,15 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
     if let Ok(checked) = tokio::time::timeout_at(deadline, checking).await {
         checked?;
     }
+    let (inventories, owner) = (wanted.take_inventories(), wanted.rules().owner.clone());
     let plan = wanted.request(&args.input, Some(work_tree::of_paths(&args.input.paths)));
     let saved = saved.map(|plan| (SavedPlan { signed_by, ..saved_plan(plan) }, plan));
-    apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await
+    let exit = apply_revision(args, saved, plan, Activation::New, &live, deadline, printer).await?;
+    // A refused or declined plan leaves the last good hosts as they were.
+    if let Err(error) = inventories.store_new(&live.state, &owner).await {
+        printer.warning(&format!("cannot store the hosts of inventories as the last good ones: {error}"));
+    }
+    Ok(exit)
 }
 
 /// Applies an earlier revision and pins it.

@@ -9,6 +9,7 @@ use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueP
 
 use super::sign::SignArgs;
 use crate::cli::args::{InvalidValue, LimitArgs, milliseconds, parse_switch};
+use crate::cli::inventories::InventoryArgs;
 use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::clock;
@@ -112,6 +113,8 @@ pub struct InputArgs {
     pub select: SelectArgs,
     #[command(flatten)]
     pub offline: OfflineArgs,
+    #[command(flatten)]
+    pub inventory: InventoryArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
 }
@@ -233,6 +236,7 @@ impl InputArgs {
         self.paths = list(&inputs["paths"]).into_iter().map(PathBuf::from).collect();
         self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
         self.owner = text(&flags["owner"]);
+        self.inventory = InventoryArgs { accept_shrink: list(&flags["accept_shrink"]) };
         let is = |name: &str| flags[name].as_bool().unwrap_or(false);
         self.claims =
             OwnershipArgs { prune: is("prune"), adopt: is("adopt"), accept_source: is("accept_source") };

@@ -10,6 +10,7 @@ use tracing::info;
 
 use super::args;
 use super::policy::{check_owner, check_policy};
+use crate::cli::inventories::{self, LoadedManifests};
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, runtime, two_rows};
@@ -19,7 +20,8 @@ use crate::control::spec_history::{HistorySearch, ManifestHistory};
 use crate::engine::PlanRequest;
 pub use crate::engine::{PlanDigests, PlanInput};
 use crate::gateway::access::AccessRole;
-use crate::manifest::{self, Loaded, Severity, rows};
+use crate::inventory::ResolvedInventories;
+use crate::manifest::{Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::observe::ObserveError;
 use crate::reconcile::{Caps, Rules};
@@ -31,15 +33,29 @@ pub struct DesiredInput {
     loaded: Loaded,
     rules: Rules,
     now: Now,
+    inventories: ResolvedInventories,
 }
 
 impl DesiredInput {
     /// Refuses a tree with errors: a plan of the other files would silently omit processes.
     pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<DesiredInput, Failure> {
         let begin = Instant::now();
-        let loaded = manifest::load(&args.paths, &args.limits.limits());
+        let limits = args.limits.limits();
+        let owner = |desired: &Desired| {
+            let owner = super::owner::owner(args.owner.as_deref(), desired, &args.target)?;
+            Ok(owner.unwrap_or_else(|| "default".to_owned()))
+        };
+        let (sources, is_offline) = ((&args.target, &args.inventory), args.offline.observed.is_some());
+        let LoadedManifests { loaded, inventories } =
+            inventories::load(&args.paths, &limits, sources, owner, is_offline, printer)?;
         info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
-        DesiredInput::of(loaded, args, printer)
+        let wanted = DesiredInput::of(loaded, args, printer)?;
+        Ok(DesiredInput { inventories, ..wanted })
+    }
+
+    /// The inventories that were read. After an apply their hosts are the last good ones.
+    pub fn take_inventories(&mut self) -> ResolvedInventories {
+        std::mem::take(&mut self.inventories)
     }
 
     /// Like [`DesiredInput::read`], for manifests that are already loaded.
@@ -88,7 +104,7 @@ impl DesiredInput {
         {
             printer.warning("no process in the manifests matches this selection");
         }
-        Ok(DesiredInput { loaded, rules, now })
+        Ok(DesiredInput { loaded, rules, now, inventories: ResolvedInventories::default() })
     }
 
     pub fn rules(&self) -> &Rules {
@@ -108,7 +124,7 @@ impl DesiredInput {
     pub fn request(self, args: &args::InputArgs, source: Option<String>) -> PlanRequest<HistorySearch> {
         let limits = args.limits.limits();
         let past = ManifestHistory::Paths(args.paths.clone());
-        let DesiredInput { loaded, rules, now } = self;
+        let DesiredInput { loaded, rules, now, .. } = self;
         PlanRequest {
             loaded,
             limits: limits.clone(),
@@ -124,7 +140,7 @@ impl DesiredInput {
 
     /// A plan without a target: for the rows of --observed, or for a local system that was never started.
     fn plan_offline(self, args: &args::InputArgs, printer: &Printer) -> Result<(PlanInput, Plan), Failure> {
-        let DesiredInput { loaded, rules, now } = self;
+        let DesiredInput { loaded, rules, now, .. } = self;
         let observed = read_rows(args, &now, printer)?.normalize_host_keys(&loaded.desired);
         let observed = observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?;
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());

@@ -32,6 +32,7 @@ pub fn plan_with_inputs(
         prune: args.claims.prune,
         adopt: args.claims.adopt,
         accept_source: args.claims.accept_source,
+        accept_shrink: args.inventory.accept_shrink.clone(),
         max_delete: amount(args.bounds.max_delete),
         max_restart: amount(args.bounds.max_restart),
         override_holds: args.bounds.override_holds,

@@ -25,12 +25,13 @@ use crate::cli::commands::watch::source::WatchSource;
 use crate::cli::local::Home;
 use crate::cli::output::print::Printer;
 use crate::cli::status_server::{Notifiers, StatusServer};
-use crate::cli::target::{ConnectedTarget, runtime};
+use crate::cli::target::{ConnectedTarget, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::status::ControllerInfo;
 use crate::control::{self, ControllerConfig, ControllerEvent, ManifestConfig};
 use crate::dashboard;
 use crate::http::Reloadable;
+use crate::inventory::InventoryFeed;
 use crate::malloc;
 use crate::manifest;
 use crate::model::Desired;
@@ -57,6 +58,7 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         let tls = args.listen.tls()?;
         let access = args.listen.access(address, printer)?;
         let routes = args.target.config()?.notify()?;
+        args.target.all_inventories()?;
         let live = args.target.connect_or_start(printer)?;
         let notifiers = Notifiers::start(&args.tell, routes, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
@@ -140,11 +142,29 @@ async fn watch_with(
     printer: &Printer,
 ) -> NextAction {
     let (stop, stopped) = watch::channel(false);
-    let controller =
-        run_until_stopped(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, notifiers);
+    let inventories = match args.target.all_inventories() {
+        Ok(inventories) => inventories,
+        Err(failure) => {
+            printer.failure(&failure);
+            return NextAction::End(failure.exit);
+        }
+    };
+    let feed = InventoryFeed::new(inventories, args.how.owner().to_owned());
+    let controller = run_until_stopped(
+        from,
+        &args.limits,
+        &args.how,
+        rules.clone(),
+        live,
+        stopped,
+        printer,
+        notifiers,
+        feed,
+    );
     tokio::pin!(controller);
     let reload = || {
         let new = (connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?);
+        args.target.all_inventories()?;
         notifiers.alerts.set_routes(args.target.config()?.notify()?);
         Ok::<_, Failure>(new)
     };
@@ -253,7 +273,10 @@ pub async fn run_with_defaults(
     let from = WatchSource::Paths { paths: paths.to_vec(), only_poll: false };
     let rules = rules(how, live.caps())?;
     check_controller(&rules, &live.name)?;
-    run_until_stopped(from, limits, how, rules, live, stop, printer, notifiers).await;
+    let configured =
+        TargetArgs { config: std::env::var_os("ABIDE_CONFIG").map(PathBuf::from), ..TargetArgs::local() };
+    let feed = InventoryFeed::new(configured.all_inventories()?, how.owner().to_owned());
+    run_until_stopped(from, limits, how, rules, live, stop, printer, notifiers, feed).await;
     Ok(())
 }
 
@@ -267,6 +290,7 @@ async fn run_until_stopped(
     stop: watch::Receiver<bool>,
     printer: &Printer,
     notifiers: &Notifiers,
+    inventories: Arc<InventoryFeed>,
 ) {
     notifiers.gateway.set(live.abide().ok().map(|abide| abide.calls().clone()));
     // The local agent runs processes without a `user` as the current user.
@@ -296,12 +320,17 @@ async fn run_until_stopped(
         }
     });
     let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
+    source.use_inventories(Arc::clone(&inventories));
+    let trigger = source.trigger();
     let mut console = ConsoleState::default();
     let mut on_event = |event: ControllerEvent<'_>| {
         notifiers.board.record(&event);
         notifiers.alerts.record(&event);
         print_event(&event, &mut console, printer);
     };
-    control::run(&config, &mut source, live, stop, &mut on_event).await;
+    tokio::select! {
+        () = control::run(&config, &mut source, live, stop, &mut on_event) => {}
+        () = inventories.run(live.state.clone(), || trigger.now()) => {}
+    }
     alerts.stop().await;
 }
