@@ -71,7 +71,7 @@ fn overlays(folder: &Path) -> PathBuf {
     for (dir, text) in [
         (
             &inner,
-            overlay("../many", "{meta: {labels: {tier: front}}, spec: {resource: {cpu: 20, net: null}}}"),
+            overlay("../many", "{meta: {labels: {tier: front}}, spec: {resource: {cpu: 20}}}"),
         ),
         (&top, overlay("../inner", "{spec: {control: {stop_cmd: ./halt.sh}, env: {SIZE: \"${size}\"}}}")),
     ] {
