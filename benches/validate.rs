@@ -69,10 +69,7 @@ fn overlays(folder: &Path) -> PathBuf {
     };
     let (inner, top) = (folder.join("inner"), folder.join("top"));
     for (dir, text) in [
-        (
-            &inner,
-            overlay("../many", "{meta: {labels: {tier: front}}, spec: {resource: {cpu: 20, net: null}}}"),
-        ),
+        (&inner, overlay("../many", "{meta: {labels: {tier: front}}, spec: {resource: {cpu: 20}}}")),
         (&top, overlay("../inner", "{spec: {control: {stop_cmd: ./halt.sh}, env: {SIZE: \"${size}\"}}}")),
     ] {
         std::fs::create_dir(dir).expect("a folder");

@@ -37,6 +37,8 @@ pub struct Patch {
     name: String,
     labels: Option<Selector>,
     pub fields: Mapping,
+    /// The same fields as a document, if they merge field by field without a conversion.
+    pub typed: Option<Box<Document>>,
     pub optional: bool,
     /// Number of values in `fields`.
     pub values: usize,
@@ -47,7 +49,8 @@ impl Patch {
     #[cfg(test)]
     pub fn of_fields(fields: Mapping) -> Patch {
         let (namespace, name) = ("*".to_owned(), "*".to_owned());
-        Patch { namespace, name, labels: None, fields, optional: false, values: 0 }
+        let typed = typed_fields(&fields);
+        Patch { namespace, name, labels: None, fields, typed, optional: false, values: 0 }
     }
 
     fn matches(&self, namespace: &str, name: &str, labels: &BTreeMap<String, String>) -> bool {
@@ -142,8 +145,34 @@ fn patch(entry: PatchEntry, path: &FieldPath, values: &mut ValueChecker) -> Patc
         name: pattern(name.as_deref()),
         labels,
         values: fields.values().map(count).sum(),
+        typed: typed_fields(&fields),
         fields,
         optional: entry.optional.unwrap_or_default(),
+    }
+}
+
+/// The fields as a document: without nulls, fields of the short form, and values with a short and a long form.
+fn typed_fields(fields: &Mapping) -> Option<Box<Document>> {
+    const TYPED: [&str; 7] = ["meta", "hosts", "state", "instances", "depends_on", "protect", "spec"];
+    const UNTYPED: [&str; 3] = ["health", "restart", "hooks"];
+    let is_typed = |key: &Value| key.as_str().is_some_and(|name| TYPED.contains(&name));
+    let is_untyped = |key: &Value| key.as_str().is_some_and(|name| UNTYPED.contains(&name));
+    let spec = fields.get("spec").and_then(Value::as_mapping);
+    if !fields.keys().all(is_typed)
+        || spec.is_some_and(|spec| spec.keys().any(is_untyped))
+        || fields.values().any(has_null)
+    {
+        return None;
+    }
+    serde_yaml::from_value(Value::Mapping(fields.clone())).ok().map(Box::new)
+}
+
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Mapping(map) => map.values().any(has_null),
+        Value::Sequence(items) => items.iter().any(has_null),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Tagged(_) => false,
     }
 }
 

@@ -71,6 +71,22 @@ struct SectionFields {
 }
 
 impl ShortForm {
+    /// Whether a document has a spec field at its top level.
+    pub fn is_used(document: &Document) -> bool {
+        let d = document;
+        let commands = [&d.run, &d.dir, &d.user, &d.mode, &d.stop_signal, &d.reload_signal];
+        let others = [&d.process_type, &d.schedule, &d.zone, &d.env_file];
+        commands.into_iter().chain(others).any(Option::is_some)
+            || d.stop_timeout.is_some()
+            || d.env.is_some()
+            || d.health.is_some()
+            || d.restart.is_some()
+            || d.log.is_some()
+            || d.limits.is_some()
+            || d.sandbox.is_some()
+            || d.hooks.is_some()
+    }
+
     pub fn take(document: &mut Document) -> ShortForm {
         ShortForm {
             command: CommandFields {

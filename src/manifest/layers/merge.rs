@@ -11,8 +11,8 @@ use serde_yaml::{Mapping, Value};
 use super::LayerSet;
 use crate::manifest::Declaration;
 use crate::manifest::check::Patch;
-use crate::manifest::check::short_form::SHORT_FIELDS;
-use crate::manifest::document::Document;
+use crate::manifest::check::short_form::{SHORT_FIELDS, ShortForm};
+use crate::manifest::document::{Document, Overlay};
 use crate::manifest::grammar::PROCESS_TYPES;
 use crate::manifest::problem::{FieldPath, PathSegment};
 
@@ -98,7 +98,7 @@ impl LayerSet {
             for (at, patch) in patches {
                 applied.push(PatchIndex { layer: nth, patch: at });
                 if budget.take(patch.values) {
-                    whole.merge(&patch.fields)?;
+                    whole.merge(patch)?;
                 }
             }
         }
@@ -139,7 +139,13 @@ impl DocumentFields {
         }
     }
 
-    fn merge(&mut self, patch: &Mapping) -> Result<(), PatchError> {
+    fn merge(&mut self, patch: &Patch) -> Result<(), PatchError> {
+        if let (DocumentFields::Typed(document), Some(typed)) = (&mut *self, &patch.typed)
+            && merge_typed(document, typed)
+        {
+            return Ok(());
+        }
+        let patch = &patch.fields;
         if let DocumentFields::Typed(document) = self {
             *self = match serde_yaml::to_value(&**document) {
                 Ok(Value::Mapping(fields)) => DocumentFields::Fields(fields),
@@ -163,6 +169,41 @@ impl DocumentFields {
                 serde_yaml::from_value(Value::Mapping(fields)).map_err(PatchError)
             }
         }
+    }
+}
+
+/// Merges a patch into a document, without a conversion to maps. Returns false if the forms of the two differ.
+fn merge_typed(document: &mut Document, patch: &Document) -> bool {
+    let Document { meta, hosts, state, instances, depends_on, protect, spec, .. } = patch;
+    if spec.is_some() && ShortForm::is_used(document) {
+        return false;
+    }
+    if let Some(meta) = meta {
+        let own = document.meta.get_or_insert_default();
+        set(&mut own.namespace, &meta.namespace);
+        set(&mut own.name, &meta.name);
+        if let Some(labels) = &meta.labels {
+            own.labels.get_or_insert_default().0.extend(labels.0.clone());
+        }
+    }
+    set(&mut document.hosts, hosts);
+    set(&mut document.state, state);
+    set(&mut document.instances, instances);
+    set(&mut document.depends_on, depends_on);
+    set(&mut document.protect, protect);
+    if let Some(spec) = spec {
+        let mut merged = spec.clone();
+        if let Some(own) = &document.spec {
+            merged.fill_from(own);
+        }
+        document.spec = Some(merged);
+    }
+    true
+}
+
+fn set<T: Clone>(own: &mut Option<T>, patch: &Option<T>) {
+    if patch.is_some() {
+        own.clone_from(patch);
     }
 }
 
@@ -321,6 +362,38 @@ mod tests {
             merged("{env: {A: {value: x, secret: true}, B: b}}", "{env: {A: {file: /f}, B: null}}"),
             r#"{"env":{"A":{"file":"/f"}}}"#
         );
+    }
+
+    /// A patch has the same result with and without a conversion.
+    #[test]
+    fn typed_patches_merge_like_maps() {
+        let long = "{meta: {namespace: a, name: b, labels: {x: y}}, hosts: [10.0.0.1], spec: {identity: {user: u, proc_name: p}, \
+                    env: {A: a, B: {file: /f}}, configmap: [{path: /a}], sandbox: {ulimits: {nofile: 1}, nice: 2}}}";
+        let short = "{meta: {namespace: a, name: b}, hosts: [10.0.0.1], run: ./b, env: {A: a}}";
+        let patches = [
+            "{meta: {namespace: c, labels: {x: z, w: v}}, hosts: [10.0.0.2], state: stopped, protect: [stop]}",
+            "{spec: {identity: {user: w}, env: {B: {exec: [x]}, C: c}, configmap: [], sandbox: {ulimits: {core: 0}}}}",
+            "{spec: {control: {start_cmd: ./c}, resource: {cpu: 10.5}}, instances: 2, depends_on: [x]}",
+            "{spec: {health: {cmd: x}}}",
+            "{spec: {env: {A: null}}}",
+        ];
+        for (text, patch) in [long, short].into_iter().flat_map(|text| patches.map(|patch| (text, patch))) {
+            let document: Document = serde_yaml::from_str(text).expect("a document");
+            let typed = Patch::of_fields(map(patch));
+            let mut plain = Patch::of_fields(map(patch));
+            plain.typed = None;
+            let [typed, plain] = [typed, plain].map(|patch| {
+                let mut whole = DocumentFields::Typed(Box::new(document.clone()));
+                whole.merge(&patch).expect("it merges");
+                let mut document = whole.into_document().expect("a document");
+                // An emptied section means the same as none.
+                document.spec.take_if(|spec| **spec == Default::default());
+                document
+            });
+            assert_eq!(typed, plain, "{text} {patch}");
+        }
+        assert!(Patch::of_fields(map(patches[0])).typed.is_some());
+        assert!(patches[3..].iter().all(|patch| Patch::of_fields(map(patch)).typed.is_none()));
     }
 
     #[test]
