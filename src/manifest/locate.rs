@@ -6,9 +6,12 @@ use super::check::DeclaredObject;
 use super::check::short_form::SHORT_FIELDS;
 use super::grammar;
 use super::node::{Kind, Node};
-use super::problem::{FieldPath, MAX_PER_FILE, PathPart, PathSegment, Problem, Span, SpanProblem};
+use super::problem::{
+    FieldPath, MAX_PER_DOCUMENT, MAX_PER_FILE, OTHER_LOCATION, PathPart, PathSegment, Problem, Span,
+    SpanProblem,
+};
 use super::text::SourceText;
-use super::{Declaration, Limits, Loaded, read, tree};
+use super::{Declaration, Limits, Loaded, PathProblems, read, tree};
 
 /// Number of reported and skipped problems per file. A hostile file may have millions.
 pub struct ReportLimit(Vec<(usize, usize)>);
@@ -210,4 +213,52 @@ pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
         node = value;
     }
     span
+}
+
+impl Loaded {
+    /// Locates problems in document order, so that each tree is built once and dropped early.
+    pub(super) fn locate_all(
+        &self,
+        mut findings: PathProblems,
+        mut reports: ReportLimit,
+        limits: &Limits,
+    ) -> Vec<Problem> {
+        findings.sort_by_key(|(document, _)| *document);
+        let (mut locator, mut other_locator) = (Locator::new(self, limits), Locator::new(self, limits));
+        let mut problems = Vec::new();
+        for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
+            let source = self.documents[found[0].0].source;
+            for (document, finding) in &found[..found.len().min(MAX_PER_DOCUMENT)] {
+                if reports.is_full(source) {
+                    reports.skip(source, 1);
+                    continue;
+                }
+                let (at, span) = locator.location(*document, &finding.path, finding.at);
+                let mut message = finding.message.clone();
+                if let Some((short, long)) = locator.short_field(*document, &finding.path) {
+                    message = message.replacen(long, short, 1);
+                }
+                if let Some((other, path)) = &finding.other {
+                    let (source, span) = other_locator.location(*other, path, PathPart::Value);
+                    let place = format!("{}:{}:{}", self.sources[source].name, span.line, span.column);
+                    message = message.replace(OTHER_LOCATION, &place);
+                }
+                // Variables of a host may be secrets.
+                let private =
+                    finding.path.starts_with(&FieldPath::of("spec.env")) || locator.is_snapshot(*document);
+                let fault = SpanProblem {
+                    private,
+                    ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
+                };
+                reports.report(at, &self.sources[at], fault, &mut problems);
+            }
+            if let Some((document, _)) = found.get(MAX_PER_DOCUMENT) {
+                let span = locator.span(*document, &FieldPath::root(), PathPart::Value);
+                let fault = SpanProblem::more(found.len() - MAX_PER_DOCUMENT, "document", span);
+                reports.report(source, &self.sources[source], fault, &mut problems);
+            }
+        }
+        reports.finish(&self.sources, &mut problems);
+        problems
+    }
 }

@@ -61,7 +61,7 @@ use self::expand::Purpose;
 use self::layers::{AppliedPatches, LayerPlan, LayerSet, PatchBudget};
 use self::locate::{Locator, ReportLimit};
 use self::parse::{CheckedDocument, ParsedSlice, ParsedSlices, Patching, parse_slice};
-use self::problem::{MAX_PER_DOCUMENT, OTHER_LOCATION, PathPart, PathProblem, Span, SpanProblem};
+use self::problem::{PathPart, PathProblem, Span, SpanProblem};
 use crate::model::{Desired, SourceLocation};
 
 /// Result of loading a tree of manifests.
@@ -432,52 +432,6 @@ impl Loaded {
     fn start_location(&self, document: &Declaration) -> SourceLocation {
         let (line, column) = document.begin;
         SourceLocation { file: self.sources[document.source].name.clone(), line, column }
-    }
-
-    /// Locates problems in document order, so that each tree is built once and dropped early.
-    fn locate_all(
-        &self,
-        mut findings: PathProblems,
-        mut reports: ReportLimit,
-        limits: &Limits,
-    ) -> Vec<Problem> {
-        findings.sort_by_key(|(document, _)| *document);
-        let (mut locator, mut other_locator) = (Locator::new(self, limits), Locator::new(self, limits));
-        let mut problems = Vec::new();
-        for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
-            let source = self.documents[found[0].0].source;
-            for (document, finding) in &found[..found.len().min(MAX_PER_DOCUMENT)] {
-                if reports.is_full(source) {
-                    reports.skip(source, 1);
-                    continue;
-                }
-                let (at, span) = locator.location(*document, &finding.path, finding.at);
-                let mut message = finding.message.clone();
-                if let Some((short, long)) = locator.short_field(*document, &finding.path) {
-                    message = message.replacen(long, short, 1);
-                }
-                if let Some((other, path)) = &finding.other {
-                    let (source, span) = other_locator.location(*other, path, PathPart::Value);
-                    let place = format!("{}:{}:{}", self.sources[source].name, span.line, span.column);
-                    message = message.replace(OTHER_LOCATION, &place);
-                }
-                // Variables of a host may be secrets.
-                let private =
-                    finding.path.starts_with(&FieldPath::of("spec.env")) || locator.is_snapshot(*document);
-                let fault = SpanProblem {
-                    private,
-                    ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
-                };
-                reports.report(at, &self.sources[at], fault, &mut problems);
-            }
-            if let Some((document, _)) = found.get(MAX_PER_DOCUMENT) {
-                let span = locator.span(*document, &FieldPath::root(), PathPart::Value);
-                let fault = SpanProblem::more(found.len() - MAX_PER_DOCUMENT, "document", span);
-                reports.report(source, &self.sources[source], fault, &mut problems);
-            }
-        }
-        reports.finish(&self.sources, &mut problems);
-        problems
     }
 
     fn source(&self, document: usize) -> &SourceText {

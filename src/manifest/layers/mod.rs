@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub use self::check::findings;
 pub use self::merge::{AppliedPatches, PatchBudget, is_exceeded};
 use super::check::{DeclaredObject, DeclaredOverlay};
-use super::problem::{Code, FieldPath, SpanProblem};
+use super::problem::{Code, FieldPath, OTHER_LOCATION, SpanProblem};
 use super::text::SourceText;
 use super::variable_scopes::VarMap;
 use super::{Declaration, Limits, read};
@@ -162,7 +162,7 @@ impl LayerPlan {
         let mut outermost = (0..self.layers.len()).filter(|layer| !named.contains(layer));
         let first = outermost.next().unwrap_or_default();
         for other in outermost {
-            let message = format!("two overlays are read at once: the other is at {}", super::OTHER_LOCATION);
+            let message = format!("two overlays are read at once: the other is at {}", OTHER_LOCATION);
             let hint = "pass the directory of one overlay; `abide validate --all` checks all of them";
             let problem = LayerProblem::new(other, FieldPath::root(), Code::MisplacedOverlay, message, hint);
             self.problems.push(problem.other(first));
@@ -216,7 +216,7 @@ impl LayerPlan {
         let Some((by, nth)) = named_at else { return false };
         let path = self.base_path(by, nth);
         if outer.contains(&layer) {
-            let message = format!("this base leads back to the overlay at {}", super::OTHER_LOCATION);
+            let message = format!("this base leads back to the overlay at {}", OTHER_LOCATION);
             let hint = "remove one of the two bases";
             let problem = LayerProblem::new(by, path, Code::BaseCycle, message, hint);
             self.problems.push(problem.other(layer));
