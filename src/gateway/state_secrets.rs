@@ -20,7 +20,7 @@ const MARKER: &[u8] = b"secret";
 
 /// Kinds of content of a key's value.
 enum StateContent {
-    /// A text of a stored revision: its prefix.
+    /// A text of a stored revision, or the hosts of an inventory: the prefix of the owner's texts.
     ManifestText(String),
     /// Specs in JSON.
     Specs,
@@ -33,12 +33,16 @@ impl StateContent {
     fn of_key(key: &str) -> StateContent {
         let rest = without_target(key);
         match rest.split_once('/').map(|(family, _)| family) {
-            Some("snap") => match key.rsplit_once('/') {
-                Some((before, _)) if before.ends_with("/text") => {
-                    StateContent::ManifestText(format!("{before}/"))
+            Some("snap") => {
+                // Variables of a host are as private as the texts that use them.
+                let of_owner = |before: &str| {
+                    ["/text", "/inventory"].iter().find_map(|end| before.strip_suffix(end)).map(str::to_owned)
+                };
+                match key.rsplit_once('/').and_then(|(before, _)| of_owner(before)) {
+                    Some(owner) => StateContent::ManifestText(format!("{owner}/text/")),
+                    None => StateContent::Other,
                 }
-                _ => StateContent::Other,
-            },
+            }
             Some("journal" | "ledger") => StateContent::Specs,
             Some("left") => StateContent::Suspended,
             _ => StateContent::Other,
@@ -242,6 +246,11 @@ mod tests {
                 matches!(StateContent::of_key(key), StateContent::ManifestText(texts) if texts == prefix),
                 "{key}"
             );
+        }
+        for key in ["snap/ops/inventory/cmdb", "snap/ops/inventory/cmdb:d1:0000"] {
+            let is_private = |texts: &str| texts == "snap/ops/text/";
+            let content = StateContent::of_key(key);
+            assert!(matches!(content, StateContent::ManifestText(texts) if is_private(&texts)), "{key}");
         }
         for key in ["journal/shop/r/7", "at/gse/ledger/gse/0:10.0.0.1:web:api"] {
             assert!(matches!(StateContent::of_key(key), StateContent::Specs), "{key}");

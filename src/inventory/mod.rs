@@ -36,6 +36,10 @@ use crate::subprocess::SubprocessError;
 pub const MAX_HOSTS: usize = 1_000_000;
 /// Maximum size of an inventory's text, and of all pages of a CMDB.
 pub const MAX_BYTES: usize = 64 << 20;
+/// Maximum size of YAML.
+const MAX_YAML_BYTES: usize = 8 << 20;
+/// Maximum length of a message about the content of an inventory.
+const MAX_MESSAGE_CHARS: usize = 500;
 
 /// The definition of an inventory.
 pub struct InventorySource {
@@ -104,7 +108,7 @@ pub enum InventoryError {
     TooManyHosts,
     #[error("byte {at} is not UTF-8 text")]
     NotText { at: usize },
-    #[error("{0}")]
+    #[error("{}", shortened(.0))]
     Syntax(String),
     #[error("{}", list(problems, *more))]
     Invalid { problems: Vec<String>, more: usize },
@@ -127,6 +131,14 @@ pub enum InventoryFault {
     NotStored(#[source] crate::store::Error),
 }
 
+/// A message without the end of a long text.
+fn shortened(message: &str) -> String {
+    match message.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", &message[..end]),
+        None => message.to_owned(),
+    }
+}
+
 fn list(problems: &[String], more: usize) -> String {
     let mut text = problems.join("; ");
     if more > 0 {
@@ -139,23 +151,23 @@ impl InventorySource {
     /// Reads the inventory once, within its time limit.
     pub async fn read(&self) -> Result<InventorySnapshot, InventoryError> {
         let begin = Instant::now();
-        let timed = tokio::time::timeout(self.timeout, self.read_rows()).await;
-        let (rows, notes) = timed.map_err(|_| InventoryError::TimedOut(self.timeout))??;
-        // Parsing is bounded by the size of the text.
-        let snapshot = blocking(move || {
+        let timed = tokio::time::timeout(self.timeout, self.read_snapshot()).await;
+        let snapshot = timed.map_err(|_| InventoryError::TimedOut(self.timeout))??;
+        tracing::info!(inventory = %self.name, hosts = snapshot.hosts, took = ?begin.elapsed(), "inventory read");
+        Ok(snapshot)
+    }
+
+    /// Parsing is not cancelled by the time limit, but bounded by the limits of size and number.
+    async fn read_snapshot(&self) -> Result<InventorySnapshot, InventoryError> {
+        let (rows, notes) = self.read_rows().await?;
+        blocking(move || {
             let (hosts, text) = rows.into_snapshot()?;
             if hosts == 0 {
                 return Err(InventoryError::Empty);
             }
-            // A stored snapshot is read within the limits of a file.
-            match text.len() > MAX_BYTES {
-                true => Err(InventoryError::TooLarge),
-                false => Ok(InventorySnapshot { at: crate::clock::now(), hosts, text: text.into(), notes }),
-            }
-        });
-        let snapshot = snapshot.await?;
-        tracing::info!(inventory = %self.name, hosts = snapshot.hosts, took = ?begin.elapsed(), "inventory read");
-        Ok(snapshot)
+            Ok(InventorySnapshot { at: crate::clock::now(), hosts, text: text.into(), notes })
+        })
+        .await
     }
 
     async fn read_rows(&self) -> Result<(rows::RowList, Vec<String>), InventoryError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{InventoryError, MAX_HOSTS};
+use super::{InventoryError, MAX_BYTES, MAX_HOSTS};
 use crate::manifest::check::parse_address;
 use crate::manifest::inventory::{InventoryHost, is_variable_name, snapshot, snapshot_line};
 use crate::model::{AgentId, Host, HostKey, KeyError};
@@ -86,6 +86,10 @@ impl RowError {
 pub struct RowList {
     hosts: Vec<CheckedRow>,
     problems: ProblemList,
+    /// Valid and invalid rows.
+    rows: usize,
+    /// Size of the snapshot's lines.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -98,13 +102,19 @@ struct CheckedRow {
 impl RowList {
     /// Checks and adds a row. An invalid one is reported at the end.
     pub fn push(&mut self, place: RowPlace, row: Row) -> Result<(), InventoryError> {
-        if self.hosts.len() >= MAX_HOSTS {
+        self.rows += 1;
+        if self.rows > MAX_HOSTS {
             return Err(InventoryError::TooManyHosts);
         }
         match check(row) {
             Ok(host) => {
                 let key = host.host.key.clone();
-                self.hosts.push(CheckedRow { key, place, line: snapshot_line(host).into() });
+                let line: Box<str> = snapshot_line(host).into();
+                self.bytes += line.len() + 1;
+                if self.bytes > MAX_BYTES {
+                    return Err(InventoryError::TooLarge);
+                }
+                self.hosts.push(CheckedRow { key, place, line });
             }
             Err(why) => self.problems.add(|| format!("{place}: {why}")),
         }

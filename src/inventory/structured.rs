@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 
 use super::rows::{Row, RowError, RowList, RowPlace, shown};
-use super::{InventoryError, MAX_HOSTS, csv};
+use super::{InventoryError, MAX_YAML_BYTES, csv};
 
 /// Parses a text. `extension`: of its file.
 pub fn parse(text: &str, extension: Option<&str>) -> Result<RowList, InventoryError> {
@@ -40,6 +40,11 @@ fn json(text: &str) -> Result<RowList, InventoryError> {
 }
 
 fn yaml(text: &str) -> Result<RowList, InventoryError> {
+    // The parser needs many times the size of the text.
+    if text.len() > MAX_YAML_BYTES {
+        let message = format!("more than {} MiB of YAML: use JSON or CSV", MAX_YAML_BYTES >> 20);
+        return Err(InventoryError::Syntax(message));
+    }
     let rows = HostsSeed.deserialize(serde_yaml::Deserializer::from_str(text));
     rows.map_err(|error| InventoryError::Syntax(error.to_string()))
 }
@@ -62,6 +67,11 @@ impl<'de> Visitor<'de> for HostsSeed {
         f.write_str("a list of hosts, or a map with `hosts`")
     }
 
+    /// The text may be a secret: the message does not contain it.
+    fn visit_str<E: Error>(self, _: &str) -> Result<RowList, E> {
+        Err(Error::invalid_type(Unexpected::Other("text"), &self))
+    }
+
     fn visit_unit<E: Error>(self) -> Result<RowList, E> {
         Ok(RowList::default())
     }
@@ -70,9 +80,7 @@ impl<'de> Visitor<'de> for HostsSeed {
         let mut rows = RowList::default();
         let mut item = 1;
         while let Some(row) = items.next_element_seed(RowSeed)? {
-            if rows.push(RowPlace::Item(item), row).is_err() {
-                return Err(Error::custom(format!("more than {MAX_HOSTS} hosts")));
-            }
+            rows.push(RowPlace::Item(item), row).map_err(Error::custom)?;
             item += 1;
         }
         Ok(rows)
@@ -214,6 +222,11 @@ impl<'de> Visitor<'de> for ScalarMap {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a map of {} names to text", self.0)
+    }
+
+    /// The text may be a secret: the message does not contain it.
+    fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
+        Err(Error::invalid_type(Unexpected::Other("text"), &self))
     }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {

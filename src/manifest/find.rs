@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::bases::PendingBases;
-pub use self::bases::overlays;
+pub use self::bases::{OverlayTree, overlays};
 use super::inventory;
 use super::layers::header::is_overlay_file;
 use super::limits::Limits;

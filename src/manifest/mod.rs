@@ -45,7 +45,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 pub use find::{
-    CONFIG, FileContent, LEADS_OUT, ReplacementText, display_path, is_manifest, overlays, too_large,
+    CONFIG, FileContent, LEADS_OUT, OverlayTree, ReplacementText, display_path, is_manifest, overlays,
+    too_large,
 };
 use incremental::CachedSlices;
 pub use incremental::{ChangedFile, IncrementalLoader};

@@ -54,7 +54,7 @@ impl Teams {
         until("both agents are connected", || {
             teams.server.call("GET", "/api/abide/v1/hosts", Value::Object(Default::default()))["data"]
                 .as_array()
-                .is_some_and(|hosts| hosts.len() == 2)
+                .is_some_and(|hosts| hosts.len() == 2 && hosts.iter().all(|host| host["agent"] == true))
         });
         teams
     }

@@ -120,7 +120,7 @@ fn a_run_without_hosts_and_without_earlier_ones_is_refused() {
         ("ip,set\n", "the inventory has no hosts"),
         ("ip\n10.0.0.1\n10.0.0.1\n", "line 3: host 0:10.0.0.1 is already at line 2"),
         ("ip\nweb01\n", "line 2: \"web01\" is not an IP address"),
-        (long.as_str(), "invalid type: string"),
+        (long.as_str(), "invalid type: text"),
     ] {
         let tree = tree(csv);
         if csv == long {

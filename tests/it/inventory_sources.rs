@@ -15,7 +15,7 @@ use abide::model::Amount;
 use serde_json::{Value, json};
 
 use crate::http::Request;
-use crate::support::{Tree, needs, until};
+use crate::support::{Tree, abide, needs, until};
 
 fn source(kind: InventoryKind, timeout: Duration) -> InventorySource {
     let max_shrink = Amount::Count(1);
@@ -298,4 +298,43 @@ fn ansible_itself_agrees() {
             assert_eq!(Some(text(&vars[&variable])), value, "{name} {variable}");
         }
     }
+}
+
+/// A small text that expands without bound, or costs much time.
+#[test]
+fn an_inventory_of_ansible_that_expands_is_refused_early() {
+    let chain: String = (1..5_000).map(|nth| format!("[g{nth}:children]\ng{}\n", nth + 1)).collect();
+    let groups: String = (0..20_000).map(|nth| format!("[g{nth}]\n")).collect();
+    let value = "x".repeat(16_000);
+    let of_hosts = format!("10.0.[0:255].[0:255] v={value}\n");
+    let of_group = format!("[web]\n10.0.[0:255].[0:255]\n[web:vars]\nv={value}\n");
+    for (text, why) in [
+        (&chain, "groups deep"),
+        (&groups, "more than 10000 groups"),
+        (&of_hosts, "more than 64 MiB"),
+        (&of_group, "more than 64 MiB"),
+    ] {
+        let tree = Tree::new(&[
+            ("hosts.ini", text.as_str()),
+            ("abide.yaml", "inventories: {it: {ansible: hosts.ini}}\n"),
+        ]);
+        let output = abide(&["inventory", "show", "it", "--config", "abide.yaml"], tree.path(), b"");
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && err.contains(why), "{why}: {err:.300}");
+    }
+}
+
+/// A relative program is that of the config file's folder, not that of the current directory.
+#[test]
+fn a_relative_command_is_in_the_folder_of_its_config_file() {
+    let tree = Tree::new(&[("conf/abide.yaml", "inventories: {it: {command: [./hosts]}}\n")]);
+    for (folder, ip) in [("conf", "10.0.0.1"), ("checkout", "10.0.0.2")] {
+        tree.write(&format!("{folder}/hosts"), format!("#!/bin/sh\necho '[\"{ip}\"]'\n"));
+        let file = tree.path().join(folder).join("hosts");
+        std::fs::set_permissions(file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    }
+    let args = ["inventory", "show", "it", "--config", "../conf/abide.yaml"];
+    let output = abide(&args, &tree.path().join("checkout"), b"");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(out.contains("10.0.0.1") && !out.contains("10.0.0.2"), "{out} {:?}", output);
 }

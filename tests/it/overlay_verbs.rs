@@ -260,3 +260,27 @@ fn git_sources_read_the_bases_of_the_same_commit() {
     }
     assert_eq!(machine.pids().len(), 1, "what runs stays");
 }
+
+/// No environment is left out because its file cannot be read, and other files are checked with their groups.
+#[test]
+fn validate_all_reports_unreadable_files_and_checks_other_files_in_their_tree() {
+    let process = "kind: Process\nmeta: {namespace: n, name: a}\nhosts: [{group: eu}]\nrun: ./a\n";
+    let group = "kind: HostGroup\nmeta: {name: eu}\nhosts: [10.0.0.1]\n";
+    let tree = Tree::new(&[("common/groups.yaml", group), ("common/z.yaml", process)]);
+    tree.write("o/overlay.yaml", "kind: Overlay\nbase: ../common/groups.yaml\n");
+    tree.write("o/b.yaml", process.replace("name: a", "name: b"));
+    let (code, _, err) = run(&tree, &["validate", "--all", "."]);
+    assert!(code == 0 && err.contains("other files: 1 file: no problems"), "{code} {err}");
+    tree.write("common/p.yaml", "kind: Policy\nmeta: {name: p}\nallow: {namespaces: [other]}\n");
+    let (code, out, _) = run(&tree, &["validate", "--all", "."]);
+    assert!(code == 65 && out.contains("E0407"), "{code} {out}");
+    std::fs::remove_file(tree.path().join("common/p.yaml")).expect("a file");
+    std::os::unix::fs::symlink("/nowhere", tree.path().join("common/gone.yaml")).expect("a link");
+    let (code, out, _) = run(&tree, &["validate", "--all", "."]);
+    assert!(code == 65 && out.contains("gone.yaml"), "{code} {out}");
+    std::fs::remove_file(tree.path().join("common/gone.yaml")).expect("a file");
+    std::fs::remove_file(tree.path().join("o/overlay.yaml")).expect("a file");
+    std::os::unix::fs::symlink("/nowhere", tree.path().join("o/overlay.yaml")).expect("a link");
+    let (code, out, _) = run(&tree, &["validate", "--all", "."]);
+    assert!(code == 65 && out.contains("overlay.yaml"), "{code} {out}");
+}

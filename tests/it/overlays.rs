@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use abide::manifest::{self, FileContent, IncrementalLoader, Limits, Loaded};
+use abide::model::EnvValue;
 
 use crate::support::Tree;
 
@@ -444,4 +445,46 @@ fn a_reload_equals_a_full_load_in_every_layer() {
     tree.write("overlays/prod/overlay.yaml", "kind: Overlay\nbase: ../../base2\nvars: {port: 1}\n");
     assert!(again.rescan(&paths, &limits).is_none());
     assert_eq!(again.load(&limits, &BTreeMap::new()).desired, manifest::load(&paths, &limits).desired);
+}
+
+/// Only `secret: false` makes a secret value public.
+#[test]
+fn a_patched_secret_stays_secret() {
+    let base = "kind: Process\nmeta: {namespace: n, name: a}\nhosts: [10.0.0.1]\nrun: ./a\n\
+        env: {S: {value: x, secret: true}, P: p}\n";
+    let long = "kind: Process\nmeta: {namespace: n, name: b}\nhosts: [10.0.0.1]\nspec:\n  \
+        identity: {proc_name: b, setup_path: /, pid_path: /run/b.pid}\n  control: {start_cmd: ./b}\n  \
+        env: {S: {value: x, secret: true}, P: p}\n";
+    for (patch, is_secret) in
+        [("topsecret", true), ("{value: y}", true), ("{value: y, secret: false}", false)]
+    {
+        let overlay = overlay(&format!(
+            "patches:\n  - match: {{name: a}}\n    patch: {{env: {{S: {patch}, P: q}}}}\n  \
+             - match: {{name: b}}\n    patch: {{spec: {{env: {{S: {patch}, P: q}}}}}}\n"
+        ));
+        let tree = layered(&overlay, &[("base/a.yaml", base), ("base/b.yaml", long)]);
+        let loaded = load(&tree, "overlays/prod");
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+        let patched = loaded.desired.instances.iter().filter(|(key, _)| key.namespace.as_str() == "n");
+        let patched: Vec<_> = patched.map(|(_, want)| &want.spec.env).collect();
+        assert_eq!(patched.len(), 2);
+        for env in patched {
+            let secret = |name: &str| matches!(env.get(name), Some(EnvValue::Secret(_)));
+            assert_eq!((secret("S"), secret("P")), (is_secret, false), "{patch}");
+        }
+    }
+}
+
+/// A text that a template left empty must not select every process.
+#[test]
+fn an_empty_match_is_a_problem() {
+    for field in ["namespace", "name", "labels"] {
+        let overlay =
+            overlay(&format!("patches:\n  - match: {{{field}: \"\"}}\n    patch: {{state: absent}}\n"));
+        let tree = layered(&overlay, &[]);
+        let loaded = load(&tree, "overlays/prod");
+        let found = problems(&loaded, &tree);
+        assert!(found.iter().any(|one| one.contains(&format!("match.{field} is empty"))), "{found:?}");
+        assert!(loaded.desired.instances.is_empty(), "an overlay with an error declares nothing");
+    }
 }

@@ -337,7 +337,9 @@ fn a_frozen_agent_runs_no_operation_after_its_final_row() {
     assert_eq!(system.operate("p", 2, &spec).0, 0);
     assert_eq!((system.pid("p"), lines(&system.path("starts"))), (Some(pid), 1), "{}", system.log());
     for task in &tasks {
-        assert_eq!(system.row("p", task)["error_code"], 117, "a final row stays");
+        // The agent may report that it refused the operation, which replaces the gateway's reason.
+        let row = system.row("p", task);
+        assert!([117, 1_900_408].contains(&row["error_code"].as_i64().expect("a code")), "{row}");
     }
 }
 

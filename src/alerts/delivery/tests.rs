@@ -94,23 +94,25 @@ struct Controller {
     board: Arc<StatusBoard>,
     feed: Arc<AlertFeed>,
     deliveries: Arc<DeliveryBoard>,
+    state: Embedded,
     folder: tempfile::TempDir,
 }
 
 impl Controller {
     fn new() -> Controller {
         let info = ControllerInfo { owner: "shop".to_owned(), ..ControllerInfo::default() };
+        let folder = tempfile::tempdir().expect("a folder");
         Controller {
             board: Arc::new(StatusBoard::new(info)),
             feed: Arc::default(),
             deliveries: Arc::default(),
-            folder: tempfile::tempdir().expect("a folder"),
+            state: Embedded::open(&folder.path().join("state.db")).expect("a store"),
+            folder,
         }
     }
 
     fn start(&self, routes: Vec<AlertRoute>) -> RunningAlerts {
-        let state = Embedded::open(&self.folder.path().join("state.db")).expect("a store");
-        start(routes, state, &self.board, &self.feed, &self.deliveries)
+        start(routes, self.state.clone(), &self.board, &self.feed, &self.deliveries)
     }
 
     fn lead(&self) {
@@ -163,9 +165,13 @@ async fn only_the_leader_sends_and_a_restart_sends_nothing_again() {
     controller.observe_until(&[], "both recoveries", || server.told("resolved") == 2).await;
     assert_eq!(server.told("firing"), 2, "{:?}", server.bodies());
     controller.observe_until(&[], "no open incident", || controller.status("ops").open == 0).await;
+    // A recovery is stored after it was sent.
+    let begin = Instant::now();
+    while !sent_incidents::read(&controller.state, "shop", "ops").await.expect("a store").is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the incidents stay stored");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     alerts.stop().await;
-    let state = Embedded::open(&controller.folder.path().join("state.db")).expect("a store");
-    assert!(sent_incidents::read(&state, "shop", "ops").await.expect("a store").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

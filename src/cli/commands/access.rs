@@ -19,7 +19,7 @@ use crate::error_chain::chain;
 use crate::ids::fresh_secret;
 use crate::model::{HostKey, Name, ProcessKey};
 
-/// Check permissions of an app or a person, and hash tokens of people
+/// Check permissions of an app or a person, and hash tokens
 #[derive(Debug, clap::Args)]
 pub struct AccessArgs {
     #[command(subcommand)]
@@ -136,6 +136,9 @@ pub enum CheckedVerb {
     Resume,
     LeaseList,
     LeaseReset,
+    InventoryList,
+    InventoryShow,
+    InventoryAccept,
     Audit,
     /// `audit --verify`: needs every namespace, host and owner.
     AuditVerify,
@@ -156,6 +159,8 @@ impl CheckedVerb {
             | CheckedVerb::History
             | CheckedVerb::RolloutStatus
             | CheckedVerb::LeaseList
+            | CheckedVerb::InventoryList
+            | CheckedVerb::InventoryShow
             | CheckedVerb::Plan
             | CheckedVerb::Diff
             | CheckedVerb::Export
@@ -174,6 +179,7 @@ impl CheckedVerb {
             | CheckedVerb::Release
             | CheckedVerb::Unprotect
             | CheckedVerb::Own
+            | CheckedVerb::InventoryAccept
             | CheckedVerb::Pause
             | CheckedVerb::Resume => AccessRole::Operate,
             CheckedVerb::LeaseReset | CheckedVerb::Token | CheckedVerb::HostRevoke => AccessRole::Admin,
@@ -195,6 +201,9 @@ impl CheckedVerb {
             | CheckedVerb::RolloutPromote
             | CheckedVerb::RolloutAbort
             | CheckedVerb::RolloutUndo
+            | CheckedVerb::InventoryList
+            | CheckedVerb::InventoryShow
+            | CheckedVerb::InventoryAccept
             | CheckedVerb::Own => true,
             CheckedVerb::Get
             | CheckedVerb::Describe

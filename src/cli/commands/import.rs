@@ -15,7 +15,7 @@ use crate::manifest::print as manifests;
 use crate::manifest::{self, Problem};
 use crate::model::{HostKey, Name};
 
-/// Convert supervisord, systemd, pm2, crontab, Ansible or CSV files to manifests
+/// Convert supervisord, systemd, pm2, cron, Ansible or CSV files
 ///
 /// Reads supervisord's ini, systemd services and timers, pm2's ecosystem.json or the output of `pm2 jlist`, crontabs,
 /// inventories of Ansible, and CSV with the columns ip and cloud. Settings that a manifest cannot express, or expresses differently, are listed on stderr with

@@ -13,7 +13,7 @@ use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::contract::ManifestProblem;
 use crate::manifest::inventory::file_name;
-use crate::manifest::{self, Loaded, Problem, ReplacementText, Severity};
+use crate::manifest::{self, Loaded, OverlayTree, Problem, ReplacementText, Severity};
 
 pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     if args.all {
@@ -34,21 +34,26 @@ pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
 /// Checks every overlay on its own, then the files that no overlay has.
 fn validate_all(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut checker = Checker::new(args, printer);
-    let (overlays, files) = manifest::overlays(&args.paths, &args.limits.limits());
-    let (mut problems, mut summaries, mut read) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let OverlayTree { overlays, files, mut problems } =
+        manifest::overlays(&args.paths, &args.limits.limits());
+    let (mut summaries, mut read) = (Vec::new(), BTreeSet::new());
     for overlay in &overlays {
         let loaded = checker.check(std::slice::from_ref(overlay))?;
         read.extend(loaded.texts().map(|(name, _, _)| name.to_owned()));
         summaries.push(format!("{}: {}", manifest::display_path(overlay), summary(&loaded)));
         problems.extend(loaded.problems);
     }
-    let is_read = |file: &PathBuf| read.contains(&manifest::display_path(file));
-    let others: Vec<PathBuf> = files.into_iter().filter(|file| !is_read(file)).collect();
-    if !others.is_empty() || overlays.is_empty() {
-        let loaded = checker.check(&others)?;
-        let name = if overlays.is_empty() { String::new() } else { "other files: ".to_owned() };
-        summaries.push(name + &summary(&loaded));
+    let others = files.iter().filter(|file| !read.contains(&manifest::display_path(file))).count();
+    if overlays.is_empty() {
+        let loaded = checker.check(&files)?;
+        summaries.push(summary(&loaded));
         problems.extend(loaded.problems);
+    } else if others > 0 {
+        // With the files of the bases, which may have their groups and policies.
+        let mut found = checker.check(&files)?.problems;
+        found.retain(|problem| !read.contains(&*problem.file));
+        summaries.push(format!("other files: {}: {}", count(others, "file"), verdict(&found)));
+        problems.extend(found);
     }
     // A file of a base has the same problem in each of its overlays.
     problems.sort();
@@ -134,19 +139,22 @@ fn annotation(problem: &Problem) -> String {
 }
 
 fn summary(loaded: &Loaded) -> String {
-    let errors = loaded.errors();
-    let warnings = loaded.problems.iter().filter(|p| p.severity == Severity::Warning).count();
     let read = format!("{} in {}", count(loaded.documents.len(), "document"), count(loaded.files, "file"));
     let wanted =
         format!("{} on {}", count(loaded.counts.instances, "instance"), count(loaded.counts.hosts, "host"));
-    let found = match (errors, warnings) {
-        (0, 0) => "no problems".to_owned(),
-        (0, _) => count(warnings, "warning"),
-        (_, 0) => count(errors, "error"),
-        (_, _) => format!("{}, {}", count(errors, "error"), count(warnings, "warning")),
-    };
-    if loaded.files == 0 && errors == 0 {
+    if loaded.files == 0 && loaded.errors() == 0 {
         return "no manifests found (*.yaml, *.yml, *.json)".to_owned();
     }
-    format!("{read}, {wanted}: {found}")
+    format!("{read}, {wanted}: {}", verdict(&loaded.problems))
+}
+
+/// Numbers of errors and warnings.
+fn verdict(problems: &[Problem]) -> String {
+    let number = |severity| problems.iter().filter(|problem| problem.severity == severity).count();
+    match (number(Severity::Error), number(Severity::Warning)) {
+        (0, 0) => "no problems".to_owned(),
+        (0, warnings) => count(warnings, "warning"),
+        (errors, 0) => count(errors, "error"),
+        (errors, warnings) => format!("{}, {}", count(errors, "error"), count(warnings, "warning")),
+    }
 }

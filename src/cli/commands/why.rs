@@ -17,7 +17,7 @@ use crate::contract::{self, HistoryEntry, InstanceTimeline, TargetProcess, Timel
 use crate::control::stored_revisions::{self, ActiveRevision};
 use crate::model::{InstanceKey, SyncStatus, Time};
 
-/// Show the events of a process, oldest first, and the next operation
+/// Show the events of a process and its next operation
 ///
 /// Each line is an event: the active manifest and its commit, the runs that operated the process with their results, and
 /// its exits. The last lines are the present state, and the next operation or the reason why the process is held.

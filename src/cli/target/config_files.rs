@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::TargetArgs;
 use super::config::{Config, Entry};
@@ -211,11 +211,18 @@ impl TargetArgs {
         Ok(chosen)
     }
 
-    /// The inventories that the config files define.
+    /// The inventories that the config files define. One that cannot be used is logged and left out: the manifests may not
+    /// need it.
     pub fn all_inventories(&self) -> Result<BTreeMap<String, InventorySource>, Failure> {
         let config = self.config()?;
-        let source = |name: String| config.inventory(&name).map(|source| Some((name, source?)));
-        config.inventory_names().into_iter().filter_map(|name| source(name).transpose()).collect()
+        let source = |name: String| match config.inventory(&name) {
+            Ok(source) => Some((name, source?)),
+            Err(failure) => {
+                warn!(inventory = %name, why = %failure.message, "inventory cannot be used");
+                None
+            }
+        };
+        Ok(config.inventory_names().into_iter().filter_map(source).collect())
     }
 
     /// Those of these inventories that a config file defines. The others may have last good hosts.

@@ -115,7 +115,14 @@ impl InventoryEntry {
             (None, Some(argv), None, None, None) if argv.first().is_none_or(String::is_empty) => {
                 Err(wrong("command is empty: write [PROGRAM, ARGUMENT, …]"))
             }
-            (None, Some(argv), None, None, None) => Ok(InventoryKind::Command(argv.clone())),
+            (None, Some(argv), None, None, None) => {
+                let mut argv = argv.clone();
+                // A checkout in the current directory must not decide which program runs.
+                if let Some(program) = argv.first_mut().filter(|program| program.contains('/')) {
+                    *program = folder.join(&*program).display().to_string();
+                }
+                Ok(InventoryKind::Command(argv))
+            }
             (None, None, Some(url), None, None) => {
                 let url = url.read(&format!("inventory {name:?}: url"))?;
                 let mut config = self.client_config(name, &url)?;

@@ -73,9 +73,10 @@ fn host_line(
         words(text).map_err(|error| AnsibleError { line, message: error.to_string() })?.into_iter();
     let Some(pattern) = words.next() else { return Ok(()) };
     let mut vars = AnsibleVars::new();
-    for word in words {
+    for (nth, word) in words.enumerate() {
+        // The word may be a part of a secret.
         let (name, value) = word.split_once('=').ok_or_else(|| {
-            let message = format!("{word:?} is not a variable: NAME=VALUE");
+            let message = format!("word {} is not a variable: NAME=VALUE", nth + 2);
             AnsibleError { line, message }
         })?;
         vars.insert(name.to_owned(), Some(value.to_owned()));
@@ -85,8 +86,7 @@ fn host_line(
         vars.entry("ansible_port".to_owned()).or_insert(Some(port.to_owned()));
     }
     for name in expand(pattern).map_err(|error| AnsibleError { line, message: error.to_string() })? {
-        let host = inventory.add_host(&name, group, line)?;
-        host.vars.extend(vars.iter().map(|(name, value)| (name.clone(), value.clone())));
+        inventory.add_host_with(&name, group, &vars, line)?;
     }
     Ok(())
 }

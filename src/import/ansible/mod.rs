@@ -20,8 +20,16 @@ use crate::manifest::variables::escape;
 
 /// Maximum number of hosts, also after ranges are expanded.
 const MAX_HOSTS: usize = 1_000_000;
+/// Maximum size of YAML.
+const MAX_YAML_BYTES: usize = 8 << 20;
+/// Maximum number of groups.
+const MAX_GROUPS: usize = 10_000;
 /// Maximum depth of groups inside of groups.
 const MAX_DEPTH: usize = 64;
+/// Maximum size of the names and variables of all hosts and groups, after ranges are expanded.
+const MAX_BYTES: usize = 64 << 20;
+/// Sets of groups whose effective variables are kept.
+const MAX_KNOWN_SETS: usize = 256;
 
 /// Variables by name. `None`: the value is a list or a map.
 pub type AnsibleVars = BTreeMap<String, Option<String>>;
@@ -30,6 +38,8 @@ pub type AnsibleVars = BTreeMap<String, Option<String>>;
 pub struct AnsibleInventory {
     pub hosts: BTreeMap<String, AnsibleHost>,
     pub groups: BTreeMap<String, AnsibleGroup>,
+    /// Size of names and variables.
+    bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +79,11 @@ pub fn parse(text: &str, extension: Option<&str>) -> Result<AnsibleInventory, An
         Some("ini" | "cfg") => false,
         _ => is_yaml(text),
     };
+    if is_yaml && text.len() > MAX_YAML_BYTES {
+        // The parser needs many times the size of the text.
+        let message = format!("more than {} MiB of YAML: use INI", MAX_YAML_BYTES >> 20);
+        return Err(AnsibleError { line: 0, message });
+    }
     let inventory = if is_yaml { yaml::parse(text) } else { ini::parse(text) }?;
     inventory.check_groups()?;
     Ok(inventory)
@@ -87,6 +102,7 @@ impl AnsibleInventory {
         if self.hosts.len() >= MAX_HOSTS && !self.hosts.contains_key(name) {
             return Err(AnsibleError { line, message: format!("more than {MAX_HOSTS} hosts") });
         }
+        self.take_bytes(name.len() + group.len(), line)?;
         let host = self.hosts.entry(name.to_owned()).or_default();
         if host.groups.is_empty() {
             host.line = line;
@@ -105,22 +121,71 @@ impl AnsibleInventory {
         group
     }
 
-    /// Refuses groups inside of themselves.
-    fn check_groups(&self) -> Result<(), AnsibleError> {
-        for (name, group) in &self.groups {
-            let mut reached = BTreeSet::new();
-            let mut pending: Vec<&String> = group.parents.iter().collect();
-            while let Some(parent) = pending.pop() {
-                if parent == name {
-                    let message = format!("group {name:?} is inside of itself");
-                    return Err(AnsibleError { line: group.line, message });
-                }
-                if reached.insert(parent) {
-                    pending.extend(self.groups.get(parent).into_iter().flat_map(|group| &group.parents));
-                }
-            }
+    /// Adds a host with variables.
+    fn add_host_with(
+        &mut self,
+        name: &str,
+        group: &str,
+        vars: &AnsibleVars,
+        line: u32,
+    ) -> Result<(), AnsibleError> {
+        self.take_bytes(size(vars), line)?;
+        let host = self.add_host(name, group, line)?;
+        host.vars.extend(vars.iter().map(|(name, value)| (name.clone(), value.clone())));
+        Ok(())
+    }
+
+    /// Adds to the size of names and variables, which is limited.
+    fn take_bytes(&mut self, bytes: usize, line: u32) -> Result<(), AnsibleError> {
+        self.bytes += bytes;
+        if self.bytes > MAX_BYTES {
+            let message = format!("names and variables of all hosts have more than {} MiB", MAX_BYTES >> 20);
+            return Err(AnsibleError { line, message });
         }
         Ok(())
+    }
+
+    /// Refuses groups inside of themselves, too many groups, and groups that are nested too deeply.
+    fn check_groups(&self) -> Result<(), AnsibleError> {
+        if self.groups.len() > MAX_GROUPS {
+            return Err(AnsibleError { line: 0, message: format!("more than {MAX_GROUPS} groups") });
+        }
+        let mut heights: BTreeMap<&str, usize> = BTreeMap::new();
+        for name in self.groups.keys() {
+            self.height(name, &mut Vec::new(), &mut heights)?;
+        }
+        Ok(())
+    }
+
+    /// Number of groups above a group, on the longest way. `below`: the groups on the way to it.
+    fn height<'a>(
+        &'a self,
+        name: &'a str,
+        below: &mut Vec<&'a str>,
+        heights: &mut BTreeMap<&'a str, usize>,
+    ) -> Result<usize, AnsibleError> {
+        let Some(group) = self.groups.get(name) else { return Ok(0) };
+        if let Some(known) = heights.get(name) {
+            return Ok(*known);
+        }
+        let failed = |message| Err(AnsibleError { line: group.line, message });
+        if below.contains(&name) {
+            return failed(format!("group {name:?} is inside of itself"));
+        }
+        if below.len() > MAX_DEPTH {
+            return failed(format!("group {name:?} is more than {MAX_DEPTH} groups deep"));
+        }
+        below.push(name);
+        let mut height = 0;
+        for parent in &group.parents {
+            height = height.max(self.height(parent, below, heights)? + 1);
+        }
+        below.pop();
+        heights.insert(name, height);
+        match height > MAX_DEPTH {
+            true => failed(format!("group {name:?} is more than {MAX_DEPTH} groups deep")),
+            false => Ok(height),
+        }
     }
 
     /// The distance of each group from `all`.
@@ -169,6 +234,9 @@ impl AnsibleInventory {
         let depths = self.depths();
         let mut known: BTreeMap<&BTreeSet<String>, EffectiveGroups> = BTreeMap::new();
         self.hosts.iter().map(move |(name, host)| {
+            if known.len() >= MAX_KNOWN_SETS {
+                known.clear();
+            }
             let groups = known.entry(&host.groups).or_insert_with(|| self.effective(&host.groups, &depths));
             let mut groups = groups.clone();
             groups.vars.extend(host.vars.iter().map(|(name, value)| (name.clone(), value.clone())));
@@ -180,6 +248,11 @@ impl AnsibleInventory {
     fn group_vars(&self, name: &str, depths: &BTreeMap<&str, usize>) -> AnsibleVars {
         self.effective(&BTreeSet::from([name.to_owned()]), depths).vars
     }
+}
+
+/// Size of variables.
+fn size(vars: &AnsibleVars) -> usize {
+    vars.iter().map(|(name, value)| name.len() + value.as_ref().map_or(0, String::len)).sum()
 }
 
 /// The address of a host: `ansible_host`, else its name.
@@ -356,7 +429,7 @@ all:
     #[test]
     fn errors_have_lines() {
         for (text, line, part) in [
-            ("[a]\nb c\n", 2, "\"c\" is not a variable"),
+            ("[a]\nb c\n", 2, "word 2 is not a variable"),
             ("[a:kids]\n", 1, "unknown section"),
             ("[a\n", 1, "not closed"),
             ("x[1:z]\n", 1, "range"),

@@ -99,8 +99,7 @@ fn hosts(
         _ => return Err(failed(format!("host {pattern:?}: its variables are not a map"))),
     };
     for name in expand(pattern).map_err(|error| failed(error.to_string()))? {
-        let host = inventory.add_host(&name, group, 0)?;
-        host.vars.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+        inventory.add_host_with(&name, group, &own, 0)?;
     }
     Ok(())
 }

@@ -127,6 +127,13 @@ fn patch(entry: PatchEntry, path: &FieldPath, values: &mut ValueChecker) -> Patc
         values.report(problem.hint("the fields of the process to change").at_key());
     }
     let MatchEntry { namespace, name, labels } = entry.target.unwrap_or_default();
+    for (field, text) in [("namespace", &namespace), ("name", &name), ("labels", &labels)] {
+        if text.as_deref().is_some_and(str::is_empty) {
+            let message = format!("{path}.match.{field} is empty");
+            let problem = PathProblem::new(Code::WrongType, path.key("match").key(field), message);
+            values.report(problem.hint("omit it to match every process"));
+        }
+    }
     let pattern = |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or("*").to_owned();
     let labels = labels.filter(|text| !text.is_empty()).and_then(|text| match text.parse() {
         Ok(selector) => Some(selector),

@@ -140,9 +140,19 @@ fn is_in_tree(dir: &Path, base: &Path) -> bool {
     }
 }
 
-/// The directories of all overlays below the paths, sorted, and the files of the paths that are in none of them.
-pub fn overlays(paths: &[PathBuf], limits: &Limits) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    let (mut found, mut files) = (Vec::new(), Vec::new());
+/// The overlays of a tree.
+pub struct OverlayTree {
+    /// Their directories, sorted.
+    pub overlays: Vec<PathBuf>,
+    /// The files that are in the directory of no overlay, sorted.
+    pub files: Vec<PathBuf>,
+    /// Problems of files that cannot be read.
+    pub problems: Vec<Problem>,
+}
+
+/// Finds the overlays below the paths.
+pub fn overlays(paths: &[PathBuf], limits: &Limits) -> OverlayTree {
+    let (mut found, mut files, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     let mut pending: VecDeque<(PathBuf, bool)> = paths.iter().map(|path| (path.clone(), true)).collect();
     let mut known = HashSet::new();
     while let Some((path, is_named)) = pending.pop_front() {
@@ -161,6 +171,9 @@ pub fn overlays(paths: &[PathBuf], limits: &Limits) -> (Vec<PathBuf>, Vec<PathBu
         let is_overlay = walk.enter_overlay(&path, &real);
         walk.directory(&path, &real, true);
         pending.extend(std::mem::take(&mut walk.bases.skipped).into_iter().map(|dir| (dir, false)));
+        // Every overlay is checked, so none is skipped.
+        let is_fault = |problem: &Problem| problem.code != Code::MisplacedOverlay;
+        problems.extend(std::mem::take(&mut walk.found.problems).into_iter().filter(is_fault));
         if is_overlay {
             found.push(path);
         } else if is_named {
@@ -169,5 +182,5 @@ pub fn overlays(paths: &[PathBuf], limits: &Limits) -> (Vec<PathBuf>, Vec<PathBu
     }
     found.sort();
     files.sort();
-    (found, files)
+    OverlayTree { overlays: found, files, problems }
 }

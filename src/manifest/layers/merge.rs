@@ -175,7 +175,9 @@ impl DocumentFields {
 /// Merges a patch into a document, without a conversion to maps. Returns false if the forms of the two differ.
 fn merge_typed(document: &mut Document, patch: &Document) -> bool {
     let Document { meta, hosts, state, instances, depends_on, protect, spec, .. } = patch;
-    if spec.is_some() && ShortForm::is_used(document) {
+    // A value of env stays secret, which the merge of maps ensures.
+    let has_env = spec.as_ref().is_some_and(|spec| spec.env.is_some());
+    if has_env || spec.is_some() && ShortForm::is_used(document) {
         return false;
     }
     if let Some(meta) = meta {
@@ -207,7 +209,8 @@ fn set<T: Clone>(own: &mut Option<T>, patch: &Option<T>) {
     }
 }
 
-/// Merges a patch into a map. `replaces`: the values of the map are replaced as a whole.
+/// Merges a patch into a map. `replaces`: the values of the map, which is env, are replaced as a whole, and a secret one
+/// stays secret.
 fn merge(fields: &mut Mapping, patch: &Mapping, replaces: bool) {
     for (key, value) in patch {
         if value.is_null() {
@@ -220,8 +223,26 @@ fn merge(fields: &mut Mapping, patch: &Mapping, replaces: bool) {
             merge(own, patch, key.as_str() == Some("env"));
             continue;
         }
-        fields.insert(key.clone(), without_nulls(value));
+        let is_secret = replaces && fields.get(key).is_some_and(is_secret);
+        let new = without_nulls(value);
+        fields.insert(key.clone(), if is_secret { as_secret(new) } else { new });
     }
+}
+
+fn is_secret(value: &Value) -> bool {
+    value.get("secret").and_then(Value::as_bool) == Some(true)
+}
+
+/// A value in place of a secret one. Only `secret: false` makes it public.
+fn as_secret(value: Value) -> Value {
+    let mut entry = match value {
+        Value::Mapping(entry) => entry,
+        text => Mapping::from_iter([("value".into(), text)]),
+    };
+    if entry.contains_key("value") && !entry.contains_key("secret") {
+        entry.insert("secret".into(), true.into());
+    }
+    Value::Mapping(entry)
 }
 
 /// A value of a patch for a field that is not set: there is nothing to remove.
