@@ -9,7 +9,7 @@ use super::commands::manual::{InstanceArgs, InstanceSelector};
 use super::sync_status::active_desired;
 use super::target::ConnectedTarget;
 use super::{Exit, Failure};
-use crate::control::stored_revisions;
+use crate::engine::stored_revisions;
 use crate::manifest::did_you_mean;
 use crate::model::{InstanceKey, Observed, ProcessKey, Selection};
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::PassResult;
-use super::pin::Pin;
+use crate::engine::pin::Pin;
 use crate::execute::StepResult;
 use crate::model::{InstanceKey, ManifestRevision, ProcessKey, Step};
 use crate::source::{SourceError, SourceState};

@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::event::{ControllerEvent, EventSink};
-use super::history::RunEnd;
 use super::in_flight::has_barriers;
-use super::{ControllerConfig, Target, history};
+use super::{ControllerConfig, Target};
 use crate::backend::ChangeOrigin;
 use crate::clock;
 use crate::contract::{HistoryEntry, OperationCounts};
+use crate::engine::history::{self, RunEnd};
 use crate::engine::rollback::{PreviousState, names_of, reasons_of};
 use crate::engine::rollout_records;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};

@@ -45,7 +45,6 @@ use self::status::Row;
 use crate::clock;
 use crate::contract::PublishedStatus;
 use crate::engine::published_status::Publisher;
-pub use crate::engine::{history, pin, stored_revisions};
 use crate::execute::Precheck;
 use crate::ids;
 use crate::manifest::Limits;

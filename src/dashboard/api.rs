@@ -24,10 +24,9 @@ use crate::contract::{
     Hosting, InstanceCounts, LeaderHost, ManifestProblem, PauseEntry, PauseRequest, Paused, PinDetails,
     ProcessRow, ReportedDetails, Resumed, ResumedScope, ServerHealth, SourceReport,
 };
-use crate::control;
 use crate::control::PassResult;
-use crate::control::pin::Pin;
 use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
+use crate::engine::pin::Pin;
 use crate::http::{LimitedResource, Peer};
 use crate::model::{
     DigestKeyRef, Health, HeldChange, InstanceKey, KnownSpec, Name, ObservedInstance, Pause, seconds,
@@ -290,7 +289,7 @@ pub async fn history<S: Store>(
     let owner = dashboard.board.subject.owner.as_str();
     caller.authorize(&AccessRequest { state_owner: Some(owner), ..AccessRequest::default() })?;
     let state = dashboard.state.get();
-    let newest = control::history::newest(&*state, owner, limit);
+    let newest = crate::engine::history::newest(&*state, owner, limit);
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
         Ok(Ok(newest)) => Ok(viewer.history(newest)),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),

@@ -1,7 +1,7 @@
 //! Authentication: apps by code and secret, people by token or by a trusted proxy, agents by token, with their hosts.
 //!
 //! Secrets are stored as digests and compared in constant time. Only health routes need no credentials. Both lists are
-//! files that reload on change. [`super::apps`] reads the apps, [`super::access`] decides what each may do.
+//! files that reload on change. [`crate::access::apps`] reads the apps, [`crate::access`] decides what each may do.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,12 +17,12 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-pub use super::access::{CredentialsError, CredentialsFileError};
-use super::access::{Grant, read_list};
-pub use super::apps::Apps;
-use super::apps::{App, AppLogin, LoginError, SecretValidity, from_hex};
 use super::fleet::AgentGuard;
 use super::routes::{ApiCall, RouteRule};
+pub use crate::access::apps::Apps;
+use crate::access::apps::{App, AppLogin, LoginError, SecretValidity, from_hex};
+pub use crate::access::{CredentialsError, CredentialsFileError};
+use crate::access::{Grant, read_list};
 use crate::clock;
 use crate::http::{
     CredentialCheck, CredentialKey, CredentialScope, Peer, Reloadable, Revocation, TrustedProxy, base64,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use tracing::error;
 
 use super::Gateway;
-use super::access::Grant;
+use crate::access::Grant;
 use crate::contract::GatewayProcess;
 use crate::error_chain::chain;
 use crate::ids::fresh_key;

@@ -8,8 +8,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::access::{AccessRequest, AccessRole, Grant, authorize};
-use super::apps::AppLogin;
 use super::audit::{AuditLog, AuditQuery, RequestLog};
 use super::batch::{Operations, RawJobBody, RawOperations, RejectedItem};
 use super::decode::{numeric_parameter, parameter, parse_body};
@@ -22,6 +20,8 @@ use super::reply::{json, lines};
 use super::routes::ApiCall;
 use super::state::StoreRequest;
 use super::{ApiError, Caller, Gateway, fleet, openapi};
+use crate::access::apps::AppLogin;
+use crate::access::{AccessRequest, AccessRole, Grant, authorize};
 use crate::contract::{AuditInstances, FigureSeries, RenameRequest, StateChanges, StoreAnswer, TaskAnswer};
 use crate::gse::JobApi;
 use crate::gse::codes::GseOp;

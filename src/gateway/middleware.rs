@@ -17,7 +17,6 @@ use axum::response::Response;
 use tracing::info;
 
 use super::agent_calls::agent;
-use super::apps::{App, AppLogin, LoginError};
 use super::audit::{AnswerCodes, RequestLog};
 use super::auth::{Authenticator, CallerIdentity, Credentials, body_credentials, identify};
 use super::decode::{parse_body, with_query};
@@ -27,6 +26,7 @@ use super::namespace_limits::{NamespaceGate, NamespaceShares};
 use super::reply::{ErrorReply, api_error_reply, busy, envelope_response, error_reply, json, unauthorized};
 use super::routes::{ApiCall, RouteMatch, RouteRule, RouteScope, find};
 use super::{ApiError, Gateway};
+use crate::access::apps::{App, AppLogin, LoginError};
 use crate::clock;
 use crate::contract::ServerHealth;
 use crate::gse::codes::EnvelopeCode;

@@ -68,8 +68,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub use crate::access;
-pub use crate::access::apps;
+use crate::access;
 use crate::clock;
 use crate::store::{Store, Txn, keys};
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ApiError;
-use super::access::{NamespaceLimitTable, NamespaceLimits};
+use crate::access::{NamespaceLimitTable, NamespaceLimits};
 use crate::model::count;
 
 #[derive(Clone, Copy, Debug, Default)]

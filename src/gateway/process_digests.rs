@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::error;
 
-use super::access::Grant;
 use super::processes::{Query, time};
 use super::registry::RegistryRecord;
 use super::secrets::has_secrets;
 use super::{ApiError, Gateway, readable};
+use crate::access::Grant;
 use crate::agent_protocol::{ConfigState, Report, ReportedRun};
 use crate::contract::{ProcessDigest, ProcessDigestPage, RunReport};
 use crate::model::{HashedSpec, Health, HostKey, InstanceKey, Spec};

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use serde_json::json;
 use tracing::error;
 
-use super::access::Grant;
 use super::agent_sessions::HostSession;
 use super::digest_keys::{RowDigests, RowReader};
 use super::failed_starts::is_failed_start;
@@ -18,6 +17,7 @@ use super::registry::RegistryRecord;
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::instance;
 use super::{ApiError, Gateway, readable};
+use crate::access::Grant;
 use crate::agent_protocol::{AgentFiles, OwnedSpec, Report, ReportedRun};
 use crate::contract::{
     self, AgentFilePaths, GatewayProcess, HostEntry, Hosting, ProcessChange, ProcessPage, ReportedSpec,

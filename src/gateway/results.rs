@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::access::Grant;
 use super::tasks::{GatewayTask, ItemState, KeyForm};
 use super::{ApiError, Gateway};
+use crate::access::Grant;
 use crate::clock;
 use crate::contract::TaskEntry;
 use crate::gse::codes::RowCode;

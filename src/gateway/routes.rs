@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::access::AccessRole;
 use super::tasks::KeyForm;
+use crate::access::AccessRole;
 use crate::gse::JobApi;
 
 /// A call, independent of its path.

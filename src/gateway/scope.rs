@@ -2,8 +2,8 @@
 //!
 //! An owner is looked up only for an app that is bound to owners. A process without an owner belongs to its namespace.
 
-use super::access::{AccessRequest, AccessRole, authorize};
 use super::{ApiError, Caller, Gateway, readable};
+use crate::access::{AccessRequest, AccessRole, authorize};
 use crate::agent_protocol::{OwnedSpec, Report};
 use crate::gse::request::ProcRequest;
 use crate::model::{InstanceKey, Spec};

@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
-use super::access::{AccessRole, Grant};
 use super::state_scope::{KeyUse, check_key_scope, check_prefix_scope, may_read_change};
 use super::state_secrets::StateReader;
 use super::{ApiError, Gateway};
+use crate::access::{AccessRole, Grant};
 pub use crate::contract::StoreRequest;
 use crate::contract::{
     CompareItem, LeaseAnswer, ResetAnswer, StateChange, StateChanges, StateEntry, StateKept, StatePage,

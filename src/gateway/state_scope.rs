@@ -7,8 +7,8 @@
 
 use serde::Deserialize;
 
-use super::access::{AccessRequest, Grant, MissingGrant, authorize};
 use super::{ApiError, Gateway};
+use crate::access::{AccessRequest, Grant, MissingGrant, authorize};
 use crate::store::{Change, Compare, Entry, KeyScope, Page, Store, Write, keys};
 
 /// Use of a key.

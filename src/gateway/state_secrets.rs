@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::access::{AccessRole, Grant};
 use super::state::without_target;
 use super::{ApiError, Gateway};
+use crate::access::{AccessRole, Grant};
 use crate::model::{DigestKey, SpecRevision, secret_digest};
 use crate::store::{Change, Entry, KeyScope, Store};
 

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use super::access::Grant;
 use super::registry::MAX_ATTEMPTS;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway};
+use crate::access::Grant;
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys as result_keys;

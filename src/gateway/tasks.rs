@@ -491,7 +491,7 @@ mod tests {
         let empty = Submission::default();
         let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, empty));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
-        let grant = crate::gateway::access::Grant::everything("all");
+        let grant = crate::access::Grant::everything("all");
         let results = || gateway.results("GSETASK:1", KeyForm::V1, &grant);
         assert!(matches!(results().await, Err(ApiError::NotQueued)));
         task.queued.store(true, Ordering::Release);

@@ -93,7 +93,10 @@ const MAY_USE: [(&str, &[&str]); 28] = [
         ],
     ),
     ("alerts", &["model", "contract", "control", "store", "http", "clock"]),
-    ("dashboard", &["model", "contract", "control", "alerts", "source", "store", "http", "access", "clock"]),
+    (
+        "dashboard",
+        &["model", "contract", "control", "engine", "alerts", "source", "store", "http", "access", "clock"],
+    ),
     ("store", &["model", "contract", "http", "clock"]),
     ("http", &[]),
     ("access", &["model", "contract", "http", "clock"]),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use abide::backend::Abide;
 use abide::contract::HistoryEntry;
-use abide::control::history;
+use abide::engine::history;
 use abide::execute::ledger::{self, Entry};
 use abide::execute::{
     ActiveHolds, ExecutionContext, ExecutionEvent, ExecutionSettings, StepOutcome, execute,

@@ -1,6 +1,6 @@
 //! Rollback: an earlier revision is active, with real processes, until a newer change.
 
-use abide::control::stored_revisions::{self, MAX_REVISIONS, NewRevision};
+use abide::engine::stored_revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};
 use abide::model::ManifestRevision;
 use abide::store::{Embedded, Store};

@@ -8,7 +8,7 @@
 //! - [`log_output`]: logs, log writers and stored output of foreground processes.
 //! - [`ending`]: stop and kill, and the end of a process tree. [`handover`]: reload, and processes that replace another.
 //! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
-//! - [`monitor`]: resource usage, health, version and files of a running process.
+//! - [`monitor`]: resource usage, health checks, version and files of a running process. [`health`]: the reported health.
 //! - [`history`]: exits, restarts and failed starts.
 //! - [`restart`]: relaunches and scheduled runs. [`completion`]: processes that the restart policy leaves stopped.
 //! - [`resumption`]: operations that an earlier agent began.
@@ -21,6 +21,7 @@ mod commands;
 mod completion;
 mod ending;
 mod handover;
+mod health;
 mod history;
 mod hooks;
 mod idle;

@@ -18,7 +18,7 @@ use crate::clock::now;
 use crate::contract::{
     HoldDetails, InstanceChange, ListedProcess, NextAction, ProcessDetails, TargetProcess,
 };
-use crate::control::history::changes;
+use crate::engine::history::changes;
 use crate::model::{SyncStatus, Time};
 
 /// Show all details of one process or instance

@@ -10,7 +10,7 @@ use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
 use crate::contract::{self, HistoryEntry};
-use crate::control::{history, pin};
+use crate::engine::{history, pin};
 use crate::model::Time;
 use crate::store::Error;
 

@@ -17,9 +17,9 @@ use crate::contract::{
     self, ActiveSource, DriftedFile, NextAction, OutOfSyncInstance, PinnedOwner, PublishedStatus, TargetDown,
     TargetReport,
 };
-use crate::control::pin::Pin;
-use crate::control::stored_revisions::{self, ActiveRevision};
+use crate::engine::pin::Pin;
 use crate::engine::published_status;
+use crate::engine::stored_revisions::{self, ActiveRevision};
 use crate::model::{Health, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Selection};
 use crate::reconcile::SyncStatus;
 use crate::store::Error;

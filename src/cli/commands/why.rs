@@ -14,7 +14,7 @@ use crate::cli::target::{ConnectedTarget, LocalStart, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock::{self, now};
 use crate::contract::{self, HistoryEntry, InstanceTimeline, TargetProcess, TimelineEvent};
-use crate::control::stored_revisions::{self, ActiveRevision};
+use crate::engine::stored_revisions::{self, ActiveRevision};
 use crate::model::{InstanceKey, SyncStatus, Time};
 
 /// Show the events of a process and its next operation

@@ -2,11 +2,11 @@
 //!
 //! The gateway decides. The checks here only report a refusal earlier, before a plan is executed.
 
+use crate::access::{AccessRequest, AccessRole, Grant, MissingGrant, authorize};
 use crate::backend::AnyBackend;
 use crate::cli::{Exit, Failure};
 use crate::contract::AccessInfo;
 use crate::engine::ConnectedTarget;
-use crate::gateway::access::{AccessRequest, AccessRole, Grant, MissingGrant, authorize};
 use crate::model::{Desired, InstanceKey, Name, ObservedInstance};
 use crate::reconcile::Rules;
 

@@ -1,6 +1,6 @@
 //! Choice of the revision that a pass plans: the pinned one, the last applied one, or that of the source. Pure.
 
-use crate::control::pin::Pin;
+use crate::engine::pin::Pin;
 use crate::model::ManifestRevision;
 use crate::source::SourceState;
 

@@ -16,10 +16,10 @@ use tokio::sync::watch;
 
 pub use self::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 pub use self::row::{Row, SyncStatus};
-use super::pin::Pin;
 use super::{ControllerEvent, PassResult};
 use crate::clock;
 use crate::contract::EventDetails;
+use crate::engine::pin::Pin;
 use crate::manifest::Problem;
 pub use crate::manifest::Severity;
 use crate::model::{InstanceKey, ManifestRevision, Time};

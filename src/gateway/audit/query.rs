@@ -6,10 +6,10 @@ use axum::http::request::Parts;
 
 use super::AuditError;
 use super::files::{AuditFile, AuditLine, AuditLines, HeaderLine, list};
+use crate::access::Grant;
 use crate::clock;
 use crate::contract::{AuditEntry, AuditInstances, AuditPage};
 use crate::gateway::ApiError;
-use crate::gateway::access::Grant;
 use crate::gateway::decode::{numeric_parameter, parameter};
 use crate::model::Time;
 

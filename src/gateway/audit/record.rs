@@ -8,11 +8,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
 use super::{AuditLog, RepeatedEvent, ThrottledEvent, timestamp};
+use crate::access::apps::App;
 use crate::contract::{
     AuditAction, AuditCaller, AuditEntry, AuditEvent, AuditFailedRow, AuditInstances, AuditOutcome,
     AuditPurpose, StoreRequest,
 };
-use crate::gateway::apps::App;
 use crate::gateway::auth::header_user;
 use crate::gateway::middleware::peer_of;
 use crate::gateway::namespace_limits::NamespaceGate;

@@ -4,8 +4,8 @@
 //! with these instances only, and its own calls.
 
 use super::{AuditQuery, read_page, verify};
+use crate::access::Grant;
 use crate::contract::{AuditAction, AuditEntry, AuditInstances, AuditPage, AuditVerification};
-use crate::gateway::access::Grant;
 use crate::gateway::{ApiError, Gateway};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::Store;
@@ -101,7 +101,7 @@ fn no_audit() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::access::{AccessRole, Principal};
+    use crate::access::{AccessRole, Principal};
 
     fn entry(app: &str, instances: &[(&str, &[&str])]) -> AuditEntry {
         let mut entry = AuditEntry::default();

@@ -5,10 +5,10 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
 
+use crate::access::apps::{App, LoginError};
 use crate::agent_protocol::EnrollmentRequest;
 use crate::contract::{HostRevocation, JoinTokenRequest, TokenRevocation};
 use crate::gateway::ApiError;
-use crate::gateway::apps::{App, LoginError};
 use crate::gateway::audit::RequestLog;
 use crate::gateway::auth::bearer;
 use crate::gateway::decode::parse_body;

@@ -23,7 +23,7 @@ pub(super) use self::credential::{AgentGuard, TOKEN_HOST_MISMATCH};
 pub(super) use self::pins::PinTable;
 use self::records::CertificatePin;
 use super::ApiError;
-use super::access::Grant;
+use crate::access::Grant;
 use crate::clock;
 use crate::contract::{HostCertificate, HostEntry};
 use crate::http::Reloadable;

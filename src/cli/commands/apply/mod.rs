@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use self::handler::ConsoleHandler;
 use self::plan_file::{load_plan_file, saved_plan};
 use self::report::{ReportView, check_writable, show};
+use crate::access::AccessRole;
 use crate::cli::args::parse_switch;
 use crate::cli::commands::plan::args::{InputArgs, PlanForm, duration};
 use crate::cli::commands::plan::input::{DesiredInput, Prefetch};
@@ -35,7 +36,6 @@ use crate::cli::{Exit, Failure};
 use crate::control::spec_history::HistorySearch;
 use crate::engine::pin::Pin;
 use crate::engine::{self, Activation, ApplyRequest, ExecutionLimits, PlanRequest, SavedPlan};
-use crate::gateway::access::AccessRole;
 use crate::source::git::work_tree;
 
 /// Apply manifests: plan, confirm, execute, verify

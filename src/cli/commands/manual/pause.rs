@@ -5,7 +5,7 @@ use crate::cli::args::parse_switch;
 use crate::cli::output::print::{BOLD, Printer};
 use crate::cli::target::{TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
-use crate::control::history;
+use crate::engine::history;
 use crate::model::{Name, Pause};
 use crate::store::{Store, Txn, keys};
 

@@ -10,6 +10,7 @@ use tracing::info;
 
 use super::args;
 use super::policy::{check_owner, check_policy};
+use crate::access::AccessRole;
 use crate::cli::inventories::{self, LoadedManifests};
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
@@ -19,7 +20,6 @@ use crate::clock;
 use crate::control::spec_history::{HistorySearch, ManifestHistory};
 use crate::engine::PlanRequest;
 pub use crate::engine::{PlanDigests, PlanInput};
-use crate::gateway::access::AccessRole;
 use crate::inventory::ResolvedInventories;
 use crate::manifest::{Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};

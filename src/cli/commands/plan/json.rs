@@ -9,7 +9,7 @@ use crate::contract::{
     self, ExitReport, HeldStep, OfflineInputs, PlanDocument, PlanFlags, PlanGate, PlanInputs, PlanSource,
     PlanStep, RefusalReport, StepReason,
 };
-use crate::control::history::summary;
+use crate::engine::history::summary;
 use crate::model::{Gate, HeldChange, Plan, Reason, Step, Time};
 
 pub fn plan(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Result<String, Failure> {
