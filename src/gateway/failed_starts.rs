@@ -3,9 +3,9 @@
 //! A failed start registers nothing, so that the planner finds the instance absent and plans the same start again. The
 //! report of the attempt is stored under a key of its own until a start succeeds, or for a day.
 
-use super::digest_keys::{RowDigests, RowReader};
 use super::processes::Query;
 use super::registry::RegistryRecord;
+use super::row_digests::{RowDigests, RowReader};
 use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::Report;
 use crate::clock;

@@ -4,7 +4,7 @@
 //! [`middleware`] resolves a request to a call ([`routes`]: one call has several paths), authenticates the caller
 //! ([`auth`], [`apps`]), checks its role and reads the body. [`handlers`] runs the call as a method of [`Gateway`]:
 //! [`registry`] stores registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with
-//! HTTP 200, also for a failure. [`access`] decides every request; [`scope`] looks up the owners that it compares.
+//! HTTP 200, also for a failure. [`access`] decides every request; [`process_owners`] looks up the owners that it compares.
 //!
 //! A task is in the store before its id is returned; then its items are sent to the agent sessions of their hosts
 //! ([`hosts`], [`channel`]). An agent's results and reports are written in one commit and acknowledged after it; the
@@ -18,7 +18,7 @@
 //! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), also in a
 //! compact form ([`process_digests`]), and controllers use the store through [`state`]. [`failed_starts`] are listed on request. [`logs`] streams
 //! logs from the agents; [`figures`] are in memory only. [`identity`] enforces one owner per process identity and host. Readers get
-//! digests in place of secrets ([`secrets`], [`secret_keys`]). [`audit`] records who did what, in files with a hash chain.
+//! digests in place of secrets ([`secrets`], [`row_digests`]). [`audit`] records who did what, in files with a hash chain.
 //!
 //! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
 //! generation is valid only while the writer lease of its owner holds it.
@@ -32,7 +32,6 @@ mod batch;
 mod channel;
 mod deadlines;
 mod decode;
-mod digest_keys;
 mod failed_starts;
 mod figures;
 mod fleet;
@@ -47,6 +46,7 @@ mod namespace_limits;
 mod openapi;
 mod operate;
 mod process_digests;
+mod process_owners;
 mod processes;
 mod registry;
 mod reply;
@@ -54,7 +54,7 @@ mod report_limits;
 mod report_usage;
 mod results;
 pub mod routes;
-mod scope;
+mod row_digests;
 mod secrets;
 mod sequence_numbers;
 mod state;

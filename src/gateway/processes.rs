@@ -10,10 +10,10 @@ use serde_json::json;
 use tracing::error;
 
 use super::agent_sessions::HostSession;
-use super::digest_keys::{RowDigests, RowReader};
 use super::failed_starts::is_failed_start;
 use super::instance_history::{exits, last_exit, last_probe, next_runs, runs};
 use super::registry::RegistryRecord;
+use super::row_digests::{RowDigests, RowReader};
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::instance;
 use super::{ApiError, Gateway, readable};

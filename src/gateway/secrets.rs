@@ -2,7 +2,7 @@
 //!
 //! A row with a secret has no `spec`; `spec_redacted` has digests in place of the values, and the sums computed with
 //! the values, so that a planner can compare without them. Only the gateway and the agents have the values. Every digest of
-//! a row is keyed unless [`super::secret_keys`] decides otherwise.
+//! a row is keyed unless [`super::row_digests`] decides otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::choice::Disabled;
+use super::active_revision::Disabled;
 use super::context::PassContext;
 use crate::control::Target;
 use crate::model::{Desired, HoldReason, InstanceKey, ManifestRevision, Observed, Plan};

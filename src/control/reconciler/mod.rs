@@ -3,14 +3,14 @@
 //! # Theory of operation
 //!
 //! [`Reconciler::reconcile_once`] is the list of steps. Each part of its state has one owner: the [`resolver`] decides
-//! with the pure [`choice`] which revision is planned, [`drift`] what `--heal no` holds, [`repairs`] which operations repair drift,
+//! with the pure [`active_revision`] which revision is planned, [`drift`] what `--heal no` holds, [`repairs`] which operations repair drift,
 //! [`retries`] what backs off,
 //! [`recovery`] what crashed runs left, and the [`writer`] holds the lease and the queue. [`plan`] and [`dispatch`] put
 //! them together.
 //!
 //! A pass neither schedules itself nor waits for dispatched work: the control loop does. Time is the target's.
 
-mod choice;
+mod active_revision;
 mod context;
 mod dispatch;
 mod drift;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use self::choice::Disabled;
+use self::active_revision::Disabled;
 use self::context::{PassContext, PassError};
 use self::drift::DriftPolicy;
 use self::recovery::Recovery;

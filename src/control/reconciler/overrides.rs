@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::choice::{is_superseded, left_behind};
+use super::active_revision::{is_superseded, left_behind};
 use super::context::PassContext;
 use crate::control::event::ControllerEvent;
 use crate::control::{ManifestConfig, Target};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use super::choice::Disabled;
+use super::active_revision::Disabled;
 use super::context::PassError;
 use super::{Decisions, Reconciler};
 use crate::clock;

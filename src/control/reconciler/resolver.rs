@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::choice::{
+use super::active_revision::{
     Choice, ChosenRevision, LastAppliedManifests, Manifests, RevisionInputs, RevisionOrigin, choose_revision,
 };
 use super::context::PassContext;

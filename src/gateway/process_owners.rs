@@ -1,4 +1,4 @@
-//! Scope of a call: lookups of the owners that a grant is compared with.
+//! Process owners: looked up for a call, and compared with its grant.
 //!
 //! An owner is looked up only for an app that is bound to owners. A process without an owner belongs to its namespace.
 

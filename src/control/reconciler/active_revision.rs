@@ -1,4 +1,4 @@
-//! Choice of the revision that a pass plans: the pinned one, the last applied one, or that of the source. Pure.
+//! Active revision: choice between the pinned one, the last applied one and that of the source. Pure.
 
 use crate::engine::pin::Pin;
 use crate::model::ManifestRevision;

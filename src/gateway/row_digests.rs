@@ -1,4 +1,4 @@
-//! Keys of digests: selects the digests that a reader of rows gets in place of secrets.
+//! Row digests: the digests that a reader of rows gets in place of secrets.
 //!
 //! With `digests=keyed` a reader gets digests under the key of the row's owner, and the key if its grant covers the
 //! owner. A client of an earlier version compares plain digests, and gets them with the same grant only; other readers get
