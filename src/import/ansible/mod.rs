@@ -72,7 +72,7 @@ pub struct EffectiveGroups {
     pub vars: AnsibleVars,
 }
 
-/// Parses an inventory. INI and YAML are told apart by the extension, else by the content.
+/// Parses an inventory. The extension selects INI or YAML, otherwise the content does.
 pub fn parse(text: &str, extension: Option<&str>) -> Result<AnsibleInventory, AnsibleError> {
     let is_yaml = match extension.map(str::to_ascii_lowercase).as_deref() {
         Some("yml" | "yaml" | "json") => true,
